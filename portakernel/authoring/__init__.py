@@ -13,6 +13,7 @@ Whatever else lies in ``portakernel`` changes without notice.
 from __future__ import annotations
 
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.int4_groups import check_groups, check_groups_or_all
 from portakernel.claims.request import Phase, Request
 from portakernel.claims.request_commands import warmup_call, warmup_call_on
 from portakernel.contract import (
@@ -70,6 +71,8 @@ __all__ = [
     "TensorArgument",
     "Tolerance",
     "Usable",
+    "check_groups",
+    "check_groups_or_all",
     "contract",
     "contracts",
     "hookimpl",

@@ -191,6 +191,9 @@ CONTRACT = Contract(
         _case("all columns", (4,), (72, 80), group=-1, present=()),
         _case("no zeros but 8", (4,), (24, 64), zero="none"),
         _case("awq", (6,), (64, 132), "awq"),
+        # other libraries' kernels take whole tiles of N and K
+        _case("whole tiles", (5,), (64, 128)),
+        _case("whole tiles, no zeros but 8", (3,), (64, 128), "awq", 64, zero="none"),
         _case("awq, bias, groups of 32", (2, 3), (16, 61), "awq", 32, present=("zeros", "bias")),
         _case("ct", (9,), (40, 128), "ct", 64),
         _case("ct, symmetric, any N", (5,), (37, 96), "ct", 32, present=()),

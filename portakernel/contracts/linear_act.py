@@ -109,6 +109,8 @@ CONTRACT = Contract(
             _row(8192, 4096, 14336, "none"),
             _row(4096, 8192, 8192, "silu"),
             _row(1, 14336, 4096, "none"),
+            # what int4_mm's rows of as many numbers are beside
+            *(_row(M, 4096, 14336, "none") for M in (1, 16, 256, 4096)),
         ),
         _row(16, 64, 64, "gelu"),
         lambda production: _row(

@@ -83,11 +83,13 @@ def _case(
     )
 
 
-def _row(M: int, N: int, K: int, format_a: str, format_b: str, *, core: bool = False) -> GridRow:
+def _row(M: int, N: int, K: int, format_a: str, format_b: str, *, core: bool = False, fast: bool = False) -> GridRow:
     packed = 2 if format_a in ("mxfp4", "nvfp4") else 1
     shapes = {"a": (M, K // packed), "b": (N, K // packed)}
-    values = {"format_a": format_a, "format_b": format_b}
-    return GridRow(f"{M}×{N}×{K} {format_a}" + (f"/{format_b}" if format_a != format_b else ""), shapes, values, core)
+    values: dict[str, Any] = {"format_a": format_a, "format_b": format_b}
+    values |= {"use_fast_accum": True} if fast else {}
+    name = f"{M}×{N}×{K} {format_a}" + (f"/{format_b}" if format_a != format_b else "") + (" fast" if fast else "")
+    return GridRow(name, shapes, values, core)
 
 
 # Of what is drawn, the two formats: rows most often, as serving engines have it.
@@ -217,6 +219,7 @@ CONTRACT = Contract(
         (
             _row(4096, 4096, 4096, "row", "row", core=True),
             _row(8192, 8192, 8192, "row", "row", core=True),
+            _row(8192, 8192, 8192, "row", "row", fast=True),
             _row(8192, 14336, 4096, "tensor", "tensor"),
             _row(64, 14336, 4096, "row", "row"),
             _row(8192, 8192, 8192, "block_1x128", "block_128x128"),

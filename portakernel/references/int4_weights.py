@@ -125,3 +125,18 @@ class Columns:
         if not layout_called(layout).packed:
             return cls(None, order.long())
         return cls(order[0].long(), order[1].long()) if order.dim() == 2 else cls(order.long(), groups)
+
+
+def int4_parts(
+    weight: Tensor, scales: Tensor, zeros: Tensor | None, *, columns: int, layout: str, zero: str
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``q``: (N, columns), uint8; scales (groups, N); what is subtracted, (groups, N), uint8, or None where it is 8.
+
+    For plugins that pack a weight for somebody else's kernel; without ``order``, of one of whose layouts columns would
+    be sorted.
+    """
+    q = nibbles(weight, layout, columns).t().contiguous()
+    if zeros is None or zero == "none":
+        return q, scales_of(scales, layout), None
+    subtracted = stored_zeros(zeros, layout)
+    return q, scales_of(scales, layout), subtracted + 1 if zero == "stored_plus_one" else subtracted

@@ -140,3 +140,19 @@ def test_a_call_of_a_file_has_operands_that_lie_as_it_says() -> None:
     made = [draw(q, Arguments(contract("softmax"), Dispatcher().registry), torch.device("cpu"), 0) for q in found]
     assert [operands.tensors[0].stride() for operands in made] == [(8, 1), (32, 1)]  # type: ignore[union-attr]
     assert torch.equal(*(operands.tensors[0] for operands in made))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("op", "names"),
+    [
+        ("int4_mm", {f"{M}×4096×14336 packed_mma 128" for M in (1, 16, 256, 4096)}),
+        ("linear_act", {f"{M}×4096×14336 none" for M in (1, 16, 256, 4096)}),  # the products beside those
+        ("grouped_mm", {"16384 rows E8 14336×4096", "16384 rows E128 1536×2048", "16384 rows E8 7168×4096 block"}),
+        ("moe_mlp", {f"{tokens} tokens E128 k8 2048×768" for tokens in (8, 4096)}),
+        ("moe_route", {f"{tokens} tokens E256 k8" for tokens in (64, 4096)}),
+        ("moe_sort", {f"{tokens} tokens E256 k8" for tokens in (64, 4096)}),
+        ("scaled_mm", {"8192×8192×8192 row", "8192×8192×8192 row fast"}),
+    ],
+)
+def test_products_of_experts_and_4_bit_weights_are_measured_on_sizes_that_libraries_are_compared_on(op, names):
+    assert names <= {row.name for row in rows_of(op, core_only=False)}

@@ -402,7 +402,7 @@ def test_plugins_lists_what_is_installed_the_broken_and_the_disabled_too(world, 
 
 def test_what_is_installed_here_is_whole():
     states = {state.package.name: state for state in portakernel.plugins() if state.package.first_party}
-    peers = {"conch", "flash_attn", "flashinfer", "liger", "quack"}
+    peers = {"conch", "flash_attn", "flashinfer", "humming", "liger", "quack"}
     plugins = {*peers, "cutlass", "cutlass_dsl", "hip", "inductor", "torch", "triton"}
     assert set(states) == plugins | {"nvidia", "amd", "intel", "apple", "cpu"}
     assert [state.broken for state in states.values() if state.broken] == []

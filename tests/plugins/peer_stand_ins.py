@@ -24,7 +24,11 @@ from torch import Tensor
 # What stands for which function: (module, name) -> function.
 STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {}
 # Modules that are imported as such.
-NAMESPACES = {"flashinfer.jit.env": {"FLASHINFER_CSRC_DIR": Path("csrc")}}
+NAMESPACES: dict[str, dict[str, Any]] = {
+    "flashinfer.jit.env": {"FLASHINFER_CSRC_DIR": Path("csrc")},
+    "humming.dtypes": {"uint4": "uint4"},
+}
+ADAPTERS = ("conch", "flash_attn", "flashinfer", "humming", "liger", "quack")
 
 
 def stands_in(module: str, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -40,7 +44,7 @@ def stands_in(module: str, name: str | None = None) -> Callable[[Callable[..., A
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts the stand-ins in their places; adapters that were loaded with others are forgotten."""
     libraries = {module.partition(".")[0] for module, _ in STAND_INS}
-    adapters = tuple(f"portakernel_plugins.{name}." for name in ("conch", "flash_attn", "flashinfer", "liger", "quack"))
+    adapters = tuple(f"portakernel_plugins.{name}." for name in ADAPTERS)
     for loaded in list(sys.modules):
         if loaded.partition(".")[0] in libraries or loaded.startswith(adapters):
             monkeypatch.delitem(sys.modules, loaded)
@@ -729,6 +733,235 @@ class BatchMLAPagedAttentionWrapper(_PagedWrapper):
         _, sums = self._run(torch.cat(query, -1), (keys, values), wide, True)
         out.copy_(wide[..., : out.shape[-1]])
         return (out, sums * math.log(2)) if return_lse else out
+
+
+# --- experts and 4-bit weights --------------------------------------------------------------------------------------
+
+
+def _pieces_of(A: Tensor, B: Tensor, ends: Tensor, picked: Tensor | None) -> Tensor:
+    """Products of ragged rows, in float32; what no matrix has is NaN, as memory may be."""
+    assert all(x is None or (x.dtype == torch.int32 and x.is_contiguous()) for x in (ends, picked))
+    _dense(A, alignment=16)
+    _cache_rows(B.transpose(1, 2))
+    assert A.shape[-1] % 8 == B.shape[-1] % 8 == 0
+    rows = A if picked is None else A[picked.long()]
+    y = torch.full((len(rows), B.shape[-1]), math.nan)
+    for matrix, (a, b) in zip(B, pairwise(ends.tolist()), strict=True):
+        y[a:b] = rows[a:b].float() @ matrix.float()
+    return y
+
+
+@stands_in("quack.gemm_interface")
+def gemm(
+    A,
+    B,
+    out=None,
+    bias=None,
+    alpha=1.0,
+    out_dtype=None,
+    out_quant_dim=-1,
+    out_transposed=False,
+    out_per_tensor_scale=None,
+    cu_seqlens_m=None,
+    cu_seqlens_k=None,
+    A_idx=None,
+    batch_idx_permute=None,
+    dynamic_scheduler=False,
+    tuned=True,
+):
+    assert not tuned  # tuning takes minutes
+    y = _pieces_of(A, B, cu_seqlens_m, A_idx).to(A.dtype)
+    if out is None:
+        return y
+    _dense(out, alignment=16)
+    return out.copy_(y)
+
+
+@stands_in("quack.gemm_interface")
+def gemm_gated(
+    A,
+    B,
+    C=None,
+    bias=None,
+    activation=None,
+    alpha=1.0,
+    preact_out=None,
+    postact_out=None,
+    out_dtype=None,
+    postact_dtype=None,
+    cu_seqlens_m=None,
+    A_idx=None,
+    store_preact=True,
+    dynamic_scheduler=False,
+    tuned=True,
+    config=None,
+    concat_layout=None,
+):
+    assert activation == "swiglu"
+    assert not tuned
+    assert not store_preact
+    z = _pieces_of(A, B, cu_seqlens_m, A_idx)
+    gate, up = z.chunk(2, -1) if concat_layout == ("B",) else (z[:, 0::2], z[:, 1::2])
+    return None, (torch.nn.functional.silu(gate) * up).to(A.dtype)
+
+
+@stands_in("quack.gemm_w4")
+def prepare_w4_weight(q, sf=None, wformat="qtip2s"):
+    scales, zeros = sf if wformat == "int4awq" else (sf, torch.full(sf.shape, 8, dtype=torch.uint8))
+    assert (q.dtype, scales.dtype, zeros.dtype) == (torch.uint8, torch.bfloat16, torch.uint8)
+    _dense(q, scales, zeros)
+    group = {"int4awq": 128, "int4": 128, "int4_g64": 64, "int4_g32": 32}[wformat]
+    assert q.shape[1] * 2 == scales.shape[1] * group
+    rows = -len(q) % 128  # whole tiles
+    padded = [torch.nn.functional.pad(x, (0, 0, 0, rows)) for x in (q, scales, zeros)]
+    return padded[0], torch.stack([padded[1].float(), padded[2].float()])
+
+
+@stands_in("quack.gemm_w4")
+def gemm_w4a16(
+    act,
+    blob,
+    sf=None,
+    tensor_scale=1.0,
+    out=None,
+    n_out=None,
+    tile_m=None,
+    tile_n=None,
+    cluster_n=1,
+    max_swizzle_size=8,
+    use_pdl=True,
+    wformat="qtip2s",
+):
+    assert act.dtype == torch.bfloat16
+    _dense(act, alignment=16)
+    q, group = torch.stack([blob & 15, blob >> 4], -1).flatten(1), 2 * blob.shape[1] // sf.shape[2]
+    scales, zeros = sf.repeat_interleave(group, 2)
+    weight = ((q.float() - zeros) * scales).bfloat16()
+    return (act.float() @ weight.float().t()).bfloat16()[:, :n_out]
+
+
+@stands_in("humming.schema")
+class HummingWeightSchema:
+    def __init__(
+        self,
+        quant_method="humming",
+        b_dtype=None,
+        bs_dtype=None,
+        weight_scale_group_size=0,
+        weight_scale_group_size_n=0,
+        weight_scale_type=None,
+        weight_scale_2_type=None,
+        has_zero_point=False,
+    ):
+        assert b_dtype == "uint4"
+        self.group, self.has_zero_point = weight_scale_group_size, has_zero_point
+
+
+@stands_in("humming.transform")
+def prepare_and_transform_humming_tensors(
+    tensors,
+    shape_n,
+    shape_k,
+    weight_schema,
+    input_schema=None,
+    num_experts=None,
+    pad_n_to_multiple=1,
+    pad_k_to_multiple=1,
+    has_bias=False,
+    torch_dtype=None,
+    device=None,
+):
+    assert shape_n % 64 == shape_k % 64 == 0
+    groups = shape_k // weight_schema.group if weight_schema.group else 1
+    shapes = {"weight": (shape_n, shape_k // 8), "weight_scale": (shape_n, groups)}
+    shapes |= {"zero_point": (shape_n // 8, groups)} if weight_schema.has_zero_point else {}
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
+    assert tensors["weight_scale"].dtype == torch_dtype
+    _dense(*tensors.values())
+    return "a layer", {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _nibbles(words: Tensor) -> Tensor:
+    return (words[..., None] >> torch.arange(0, 32, 4) & 15).flatten(-2)
+
+
+@stands_in("humming.forward")
+def humming_forward(
+    config,
+    inputs,
+    weight,
+    weight_scale=None,
+    zero_point=None,
+    bias=None,
+    weight_scale_2=None,
+    outputs=None,
+    input_scale=None,
+    input_scale_2=None,
+    sorted_ids=None,
+    expert_ids=None,
+    num_tokens_padded=None,
+    expert_layout=None,
+    locks=None,
+):
+    assert config == "a layer"
+    assert not locks.any()
+    _dense(inputs, alignment=16)
+    q = _nibbles(weight).float()
+    group = q.shape[1] // weight_scale.shape[1]
+    zeros = torch.tensor(8.0) if zero_point is None else _nibbles(zero_point.t()).t().repeat_interleave(group, 1)
+    exact = (q - zeros) * weight_scale.float().repeat_interleave(group, 1)
+    return (inputs.float() @ exact.to(inputs.dtype).float().t()).to(inputs.dtype)
+
+
+@stands_in("flashinfer.fused_moe")
+def cutlass_fused_moe(
+    input,
+    token_selected_experts,
+    token_final_scales,
+    fc1_expert_weights,
+    fc2_expert_weights,
+    output_dtype,
+    quant_scales,
+    fc1_expert_biases=None,
+    fc2_expert_biases=None,
+    input_sf=None,
+    swiglu_alpha=None,
+    swiglu_beta=None,
+    swiglu_limit=None,
+    tp_size=1,
+    tp_rank=0,
+    ep_size=1,
+    ep_rank=0,
+    cluster_size=1,
+    cluster_rank=0,
+    output=None,
+    enable_alltoall=False,
+    use_deepseek_fp8_block_scale=False,
+    use_w4_group_scaling=False,
+    use_mxfp8_act_scaling=False,
+    min_latency_mode=False,
+    use_packed_weights=False,
+    use_wfp4afp8_humming=False,
+    tune_max_num_tokens=8192,
+    enable_pdl=None,
+    activation_type=3,
+    swizzled_input_sf=True,
+    use_fused_finalize=True,
+):
+    assert (token_selected_experts.dtype, token_final_scales.dtype) == (torch.int32, torch.float32)
+    assert not quant_scales
+    assert not use_fused_finalize  # it adds up by atomics
+    assert output_dtype == input.dtype == output.dtype
+    _dense(input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights, alignment=16)
+    _dense(output, alignment=16)
+    total = torch.zeros(input.shape)
+    for e, (first, second) in enumerate(zip(fc1_expert_weights, fc2_expert_weights, strict=True)):
+        tokens, choices = (token_selected_experts == e).nonzero(as_tuple=True)
+        up, gate = (input[tokens].float() @ first.float().t()).chunk(2, -1)
+        gated = (torch.nn.functional.silu(gate) * up).to(input.dtype)
+        found = (gated.float() @ second.float().t()).to(input.dtype).float()
+        total.index_add_(0, tokens, found * token_final_scales[tokens, choices, None])
+    return output.copy_(total)
 
 
 # --- flash_attn -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from cxx import needs_cxx
 import portakernel
 from portakernel.contracts import contract
 from portakernel.errors import NoKernelError
+from portakernel_plugins.inductor.builds import Op
 from portakernel_plugins.inductor.formula import Formula, flattened, unflattened
 
 pytestmark = [
@@ -180,6 +181,14 @@ def test_rows_that_have_a_meaning_by_their_place_keep_their_last_dimension_apart
     q, table, positions = torch.zeros(2, 3, 4, 8), torch.zeros(9, 4), torch.zeros(2, 3, dtype=torch.int64)
     assert formula.free((q, q, table, table, None), (2, 3)) == (2, 3)
     assert formula.free((q, q, table, table, positions), (2, 3)) == (6,)
+
+
+def test_features_that_come_by_name_have_their_places_among_the_tensors(monkeypatch):
+    ran = []
+    monkeypatch.setattr(Op, "_run", lambda self, part, tensors, values: ran.append(tensors) or (tensors[0],))
+    x, weight, scales, zeros, bias = (torch.zeros(1) for _ in range(5))
+    Op("int4_mm").forward(x, weight, scales, zeros=zeros, bias=bias, layout="packed_mma")
+    assert [id(tensor) for tensor in ran[0]] == [id(tensor) for tensor in (x, weight, scales, zeros, None, bias)]
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2)])

@@ -37,6 +37,7 @@ INSTALL = {
     "conch": "pip install 'conch-triton-kernels>=1.3,<2'",
     "flash_attn": "pip install flash-attn-4==4.0.0b36",
     "flashinfer": "pip install 'flashinfer-python>=0.7.2,<0.8'",
+    "humming": "pip install 'humming-kernels>=0.1.19,<0.2'",
     "liger": "pip install 'liger-kernel>=0.8.5,<0.9'",
     "quack": "pip install 'quack-kernels>=0.6.5,<0.7'",
 }
@@ -61,7 +62,8 @@ def test_with_a_library_that_does_what_it_says_every_kernel_conforms(name, units
     registry.kernels = MappingProxyType({**registry.kernels, name: kernel})
     targets = tuple(target for _, claim in kernel.variants for target in claimed_targets(claim, registry.spaces))
     # the smallest cases that have what a claim names
-    most = 65536 if kernel.op in ("paged_attention", "mla_decode") else 32768 if "sinks" in kernel.features else 4096
+    large = ("paged_attention", "mla_decode", "int4_mm", "moe_mlp")
+    most = 65536 if kernel.op in large else 32768 if "sinks" in kernel.features else 4096
     venue = Venue("cpu", targets[:1], mode="stand-ins", max_elements=most, enter=nullcontext)
     suite = Suite(Dispatcher(registry, Config()), kernel, venue, 20261122)
     results = [result for unit in units_in_turn(suite, lambda _: True) for result in suite.run(unit)]

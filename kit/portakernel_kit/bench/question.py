@@ -127,7 +127,7 @@ def _typed(contract: Contract, row: GridRow, dtype: DType) -> tuple[dict[str, st
     """A dtype for each argument that is passed, and the row's values with the dtype that a parameter may hold.
 
     Arguments that cannot have the dtype (indices, quantised elements) have the first one that they may have; where all
-    are of that kind, whatever float dtype is asked for.
+    are of that kind, but for those that the row itself gives one, whatever float dtype is asked for.
     """
     values = dict(row.values)
     made = contract.at({name: contract.value(name, value) for name, value in values.items()})
@@ -160,7 +160,7 @@ def _typed(contract: Contract, row: GridRow, dtype: DType) -> tuple[dict[str, st
                 raise ArgumentTypeError(unfit(contract, contract, str(for_all), row.shapes))
             values[parameter.name], fitted = for_all, True
     if not fitted and for_all in _FLOATS:
-        needed = (tensor.name for tensor in made.tensors if not tensor.optional)
+        needed = (tensor.name for tensor in made.tensors if not tensor.optional and tensor.name not in named)
         fitted = not any(_FLOATS & set(made.possible_dtypes(name)) for name in needed)
     if not fitted:
         known = sorted({dtype for name in made.typed for dtype in made.possible_dtypes(name)})

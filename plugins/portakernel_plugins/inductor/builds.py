@@ -33,7 +33,7 @@ class Op:
     def __init__(self, name: str) -> None:
         self.contract = contract(name)
         self.defaults = tuple((parameter.name, parameter.default) for parameter in self.contract.parameters)
-        self.keyword = tuple(tensor.name for tensor in self.contract.tensors if tensor.keyword)
+        self.names = self.contract.names
         self._formulas: dict[tuple[Any, ...], tuple[Formula, tuple[tuple[int, ...], ...]]] = {}
         self._graphs: dict[tuple[Any, ...], list[Graph]] = {}
         self._lock = threading.Lock()
@@ -42,8 +42,9 @@ class Op:
 
     def forward(self, *positional: Tensor | None, out: Any = None, save: bool = False, **named: Any) -> Any:
         """The outputs, with ``save`` then what backward needs; into ``out`` where it is given."""
-        # a feature that is not claimed is neutral, and not passed
-        tensors = (*positional, *(named.get(name) for name in self.keyword)) if self.keyword else positional
+        # features come by name; one that is not claimed is neutral, and not passed
+        rest = self.names[len(positional) :]
+        tensors = (*positional, *(named.get(name) for name in rest)) if rest else positional
         for tensor in tensors:
             if tensor is not None and not tensor.is_contiguous():
                 raise CannotRun(Rejection(ReasonCode.LAYOUT, "takes contiguous tensors"))

@@ -15,8 +15,8 @@ from portakernel.registry.plugin_manager import Package, PluginManager, find_fol
 from portakernel.registry.registry import Registry
 
 OURS = {
-    *("conch", "cutlass", "cutlass_dsl", "flash_attn", "flashinfer", "hip", "inductor", "liger", "quack"),
-    *("torch", "triton"),
+    *("conch", "cutlass", "cutlass_dsl", "flash_attn", "flashinfer", "hip", "humming", "inductor", "liger"),
+    *("quack", "torch", "triton"),
     *("amd", "apple", "cpu", "intel", "nvidia"),
 }
 PLUGIN = """\

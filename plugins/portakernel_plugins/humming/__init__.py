@@ -1,0 +1,1 @@
+"""Plugin ``humming``: the 4-bit products of Humming (vLLM), compiled for each size when it first comes."""
