@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,8 @@ class Op:
     def __init__(self, name: str) -> None:
         self.contract = contract(name)
         self.defaults = tuple((parameter.name, parameter.default) for parameter in self.contract.parameters)
-        self.keyword = tuple(tensor.name for tensor in self.contract.tensors if tensor.keyword)
+        # calls name features too
+        self.keyword = frozenset(tensor.name for tensor in self.contract.tensors if tensor.keyword or tensor.feature)
         self._formulas: dict[tuple[Any, ...], tuple[Formula, tuple[tuple[int, ...], ...]]] = {}
         self._graphs: dict[tuple[Any, ...], list[Graph]] = {}
         self._lock = threading.Lock()
@@ -43,7 +44,7 @@ class Op:
     def forward(self, *positional: Tensor | None, out: Any = None, save: bool = False, **named: Any) -> Any:
         """The outputs, with ``save`` then what backward needs; into ``out`` where it is given."""
         # a feature that is not claimed is neutral, and not passed
-        tensors = (*positional, *(named.get(name) for name in self.keyword)) if self.keyword else positional
+        tensors = self._in_order(positional, named) if self.keyword else positional
         for tensor in tensors:
             if tensor is not None and not tensor.is_contiguous():
                 raise CannotRun(Rejection(ReasonCode.LAYOUT, "takes contiguous tensors"))
@@ -65,6 +66,10 @@ class Op:
             given = self._completed(values, given)
         found = self._run("backward", given, values)
         return tuple(gradient if needed else None for gradient, needed in zip(found, needs, strict=True))
+
+    def _in_order(self, positional: Sequence[Tensor | None], named: Mapping[str, Any]) -> tuple[Tensor | None, ...]:
+        rest = iter(positional)
+        return tuple([named.get(name) if name in self.keyword else next(rest) for name in self.contract.names])
 
     @property
     def _grads(self) -> int:
