@@ -26,9 +26,7 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     record("moe_mlp", refused)
     if refused or activation is None:
         return type(self).forward(self, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
-    y = ops.moe_mlp(
-        hidden_states, self.gate_up_proj, self.down_proj, top_k_weights, top_k_index, activation=activation
-    )
+    y = ops.moe_mlp(hidden_states, self.gate_up_proj, self.down_proj, top_k_weights, top_k_index, activation=activation)
     return y.to(hidden_states.dtype)  # which autocast does not ask for
 
 

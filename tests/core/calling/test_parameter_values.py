@@ -130,8 +130,7 @@ def test_an_integer_beyond_64_bits_is_refused_whatever_was_called_before(op, par
                     with pytest.raises(ArgumentValueError) as caught:
                         call(*tensors, **keywords | {name: value})
                     assert str(caught.value) == (
-                        f"{op}: {name} is beyond what 64 bits hold; this is {shown};"
-                        f" accepted: {least} to 2**63 - 1"
+                        f"{op}: {name} is beyond what 64 bits hold; this is {shown}; accepted: {least} to 2**63 - 1"
                     )
 
 
