@@ -95,7 +95,7 @@ def test_the_outcome_says_what_is_replaced_and_what_is_not(make_model: MakeModel
     outcome = integration.enable(make_model("Mixtral"), ("moe_route", "moe_mlp"))
     assert str(outcome) == ("moe_route         MixtralTopKRouter (2 times)\nmoe_mlp           MixtralExperts (2 times)")
     outcome = integration.enable(make_model("GptOss"), ("moe_mlp",))
-    reason = "no op has biases and clamped gates of experts"
+    reason = "no fast kernel has biases and clamped gates of experts"
     assert str(outcome) == f"moe_route, moe_mlp not in GptOssExperts (2 times): {reason}"
 
 

@@ -161,7 +161,9 @@ class Switch:
                 return Outcome(left=(Left(op, name, reason),))
         elif name.endswith("Experts") and wanted & (GATES | MIXTURES):
             of_others = mixture is None
-            reason = "no op has biases and clamped gates of experts" if of_others else "these are moe_mlp's experts"
+            reason = (
+                "no fast kernel has biases and clamped gates of experts" if of_others else "these are moe_mlp's experts"
+            )
             return Outcome(left=(Left("moe_route, moe_mlp" if of_others else ", ".join(sorted(GATES)), name, reason),))
         else:
             return Outcome()
