@@ -264,6 +264,7 @@ CONTRACT = Contract(
             parameters={"format": "mxfp4", "activation": "swiglu_oai", "halves": "interleaved"},
             biases=True,
         ),
+        _case("float8 rows, tanh's gelu", 5, 48, 32, 3, 2, parameters={"format": "row", "activation": "gelu_tanh"}),
         _case("float8 rows, biases", 7, 64, 48, 3, 2, parameters={"format": "row"}, biases=True),
         _case("float8 rows", 13, 128, 48, 4, 2, parameters={"format": "row"}),
         _case(
