@@ -960,19 +960,21 @@ def moe_mlp(
     weights: Tensor,
     experts: Tensor,
     *,
-    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu",
+    activation: Literal["silu", "gelu", "gelu_tanh", "swiglu_oai"] = "silu",
     halves: Literal["concat", "interleaved"] = "concat",
-    format: Literal["none", "row", "block"] = "none",
+    format: Literal["none", "row", "block", "mxfp4"] = "none",
     scale_x: Tensor | None = None,
     scale_in: Tensor | None = None,
     scale_out: Tensor | None = None,
+    bias_in: Tensor | None = None,
+    bias_out: Tensor | None = None,
     out: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
     """The gated layers of each token's experts, added up with its weights: what follows a router.
 
-    ``y[t] = sum over j of weights[t, j] * ((activation(gate) * up) @ w_out[e].T), with e = experts[t, j] and gate, up
-    the halves of x[t] @ w_in[e].T``
+    ``y[t] = sum over j of weights[t, j] * ((activation(gate) * up) @ w_out[e].T + bias_out[e]), with e = experts[t,
+    j] and gate, up the halves of x[t] @ w_in[e].T + bias_in[e]``
 
     x: (T, H), a row for each token; w_in: (E, 2I, H) and w_out: (E, H, I), each expert's matrices as linear layers
     keep them; weights and experts: (T, K), as moe_route gives them; y: (T, H). halves says how w_in's rows are gate
@@ -981,32 +983,43 @@ def moe_mlp(
     on another device: it adds nothing, whatever its weight, and a token of none but these is zeros. A row may have an
     expert twice. Products are summed in float32, and so are a token's results, in the order of its experts; gated
     rows, and each expert's results, may be rounded to x's dtype once in between. Equal calls give equal bits: no sum
-    depends on the order in which anything runs. Gradients go to x, w_in, w_out and weights; an expert without tokens
+    depends on the order in which anything runs. bias_in: (E, 2I), in w_in's order of rows, and bias_out: (E, H) are
+    added to the products. activation='swiglu_oai' is gpt-oss' gate: (up + 1) * gate * sigmoid(1.702 * gate) of gates
+    of at most 7 and ups from -7 to 7. Gradients go to x, w_in, w_out, weights and biases; an expert without tokens
     has zeros. format='row' and 'block' are for float8 x, w_in and w_out, with scales that multiply: scale_x: (T, 1),
     scale_in: (E, 2I, 1) and scale_out: (E, H, 1), or of blocks of 128 scale_x: (T, ceil(H/128)), scale_in: (E,
     ceil(2I/128), ceil(H/128)) and scale_out: (E, ceil(H/128), ceil(I/128)), as quantize_fp8 gives them for row,
     block_1x128 and, of each matrix, block_128x128. Gated rows are then quantised too, by row or by 128 numbers of
-    one, y is bfloat16, and there is no gradient of x, w_in and w_out. Scales that a format has not, or lacks, are
-    refused (ArgumentValueError). Not guaranteed: equal bits from different kernels, or for a token among other
-    tokens; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer; any result for experts
-    below -1 or from E on (refused with PORTAKERNEL_CHECKS=1).
+    one, and y is bfloat16. format='mxfp4' has weights of four bits alone, beside x as it is: w_in (E, 2I, H/2) and
+    w_out (E, H, I/2) of float4_e2m1fn_x2, scale_in: (E, 2I, ceil(H/32)) and scale_out: (E, H, ceil(I/32)) of
+    float8_e8m0fnu, as quantize_fp4 gives them. Weights times their scales may be rounded to x's dtype. There are
+    gradients for format='none' alone. Scales that a format has not, or lacks, are refused (ArgumentValueError). Not
+    guaranteed: equal bits from different kernels, or for a token among other tokens; all 24 bits of float32 products
+    where torch.backends.cuda.matmul allows fewer; any result for experts below -1 or from E on (refused with
+    PORTAKERNEL_CHECKS=1).
 
     Args:
         x: (T, H), float32 or float16 or bfloat16 or float8_e4m3fn or float8_e4m3fnuz, or float64, which the reference
             alone serves.
-        w_in: (E, 2I, H), the dtype of x.
-        w_out: (E, H, I), the dtype of x.
+        w_in: (E, 2I, H) for none, (E, 2I, H) for row, (E, 2I, H) for block, (E, 2I, H/2) for mxfp4, the dtype of x or
+            float4_e2m1fn_x2.
+        w_out: (E, H, I) for none, (E, H, I) for row, (E, H, I) for block, (E, H, I/2) for mxfp4, the dtype of x or
+            float4_e2m1fn_x2.
         weights: (T, K), float32 or float16 or bfloat16 or the dtype of x.
         experts: (T, K), int32 or int64.
-        scale_x: (T, 1) for none, (T, 1) for row, (T, ceil(H/128)) for block, float32; a feature, neutral at None.
-        scale_in: (E, 2I, 1) for none, (E, 2I, 1) for row, (E, ceil(I/64), ceil(H/128)) for block, float32; a feature,
+        scale_x: (T, 1) for none, (T, 1) for row, (T, ceil(H/128)) for block, (T, 1) for mxfp4, float32; a feature,
             neutral at None.
-        scale_out: (E, H, 1) for none, (E, H, 1) for row, (E, ceil(H/128), ceil(I/128)) for block, float32; a feature,
-            neutral at None.
-        activation: a value; default 'silu'. what is made of the gate. Accepted: 'silu' or 'gelu' or 'gelu_tanh'.
+        scale_in: (E, 2I, 1) for none, (E, 2I, 1) for row, (E, ceil(I/64), ceil(H/128)) for block, (E, 2I, ceil(H/32))
+            for mxfp4, float32 or float8_e8m0fnu; a feature, neutral at None.
+        scale_out: (E, H, 1) for none, (E, H, 1) for row, (E, ceil(H/128), ceil(I/128)) for block, (E, H, ceil(I/32))
+            for mxfp4, float32 or float8_e8m0fnu; a feature, neutral at None.
+        bias_in: (E, 2I), float32 or float16 or bfloat16 or the dtype of x; a feature, neutral at None.
+        bias_out: (E, H), float32 or float16 or bfloat16 or the dtype of x; a feature, neutral at None.
+        activation: a value; default 'silu'. what is made of the gate. Accepted: 'silu' or 'gelu' or 'gelu_tanh' or
+            'swiglu_oai'.
         halves: a feature, neutral at 'concat'. how w_in's rows are gate and up. Accepted: 'concat' or 'interleaved'.
-        format: a feature, neutral at 'none'. which elements of float8 x, w_in and w_out share a scale. Accepted:
-            'none' or 'row' or 'block'.
+        format: a feature, neutral at 'none'. which elements of narrow x, w_in and w_out share a scale. Accepted:
+            'none' or 'row' or 'block' or 'mxfp4'.
         out: where to write; may be no input itself.
         kernel: a kernel or plugin to use strictly: that one, or an error.
 

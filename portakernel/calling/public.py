@@ -13,7 +13,7 @@ from portakernel.calling.fast.generated import define
 from portakernel.calling.fast.out_source import has_fast_out, make_into
 from portakernel.calling.fast.public_source import make_public
 from portakernel.calling.outputs import check_distinct, check_outs, copy_into
-from portakernel.contract import Result
+from portakernel.contract.choices import existence
 from portakernel.deciding.kernel_argument import STRICT_MARK
 from portakernel.tensors.torch_internals import compiler
 
@@ -48,7 +48,7 @@ def traced(caller: OpCaller) -> Callable[..., Any]:
     contract = caller.contract
     given = ", ".join([*contract.names, *caller.arguments.parameters])
     inputs = ", ".join(tensor.name for tensor in contract.tensors if not tensor.optional)
-    exist = ", ".join(_exists(output) for output in contract.outputs)
+    exist = ", ".join("True" if output.when is None else existence(output.when) for output in contract.outputs)
     public = ""
     if any(output.when for output in contract.outputs):
         public = f"""\
@@ -80,11 +80,3 @@ def traced({given}, out, kernel):
     }
     made: Callable[..., Any] = define(source, "traced", f"{contract.op}.traced", names, compiles=True)
     return made
-
-
-def _exists(result: Result) -> str:
-    """Whether a result exists, as source over the parameters."""
-    if result.when is None:
-        return "True"
-    name, wanted = result.when
-    return f"{name} in {wanted!r}" if isinstance(wanted, (tuple, range)) else f"{name} == {wanted!r}"

@@ -53,6 +53,14 @@ def chosen(contract: Contract, values: tuple[Any, ...]) -> Contract:
     )
 
 
+def existence(when: tuple[str, Any]) -> str:
+    """Whether a result with this ``when`` exists, as source over the parameters that names no builtin."""
+    name, wanted = when
+    if isinstance(wanted, range):
+        return f"{wanted.start} <= {name} < {wanted.stop}"
+    return f"{name} in {wanted!r}" if isinstance(wanted, tuple) else f"{name} == {wanted!r}"
+
+
 def _exists(result: Result, values: Mapping[str, Any]) -> bool:
     if result.when is None:
         return True

@@ -148,7 +148,8 @@ def _int(parameter: Parameter, op: str, value: object) -> Any:
     if parameter.choices and found not in parameter.choices:
         raise ArgumentValueError(f"{op}: {parameter.name} must be {parameter.accepted()}; this is {value!r}")
     if not -LARGEST - 1 <= found <= LARGEST:
-        least = UNLIMITED if parameter.kind == "window" else 0 if parameter.bounds else "-2**63"
+        lowest = f"{parameter.least:g}" if math.isfinite(parameter.least) else "-2**63"
+        least = UNLIMITED if parameter.kind == "window" else 0 if parameter.bounds else lowest
         # by its size, because Python writes no number of more than some thousand digits
         size = f"2**{abs(found).bit_length() - 1} or"
         text = f"this is {f'{size} more' if found > 0 else f'-{size} less'}; accepted: {least} to 2**63 - 1"

@@ -22,10 +22,10 @@ from portakernel.contract.production import MIXTURES, Production
 from portakernel.contract.value_rules import Experts
 from portakernel.contracts.scaled_mm import FLOATS
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "swiglu_oai")
 HALVES = ("concat", "interleaved")
-FORMATS = ("none", "row", "block")
-_BLOCK = 128
+FORMATS = ("none", "row", "block", "mxfp4")
+_BLOCK, _NARROW = 128, 32
 # Those without infinities: no row of gated numbers may have one, of which nothing could be scaled.
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 
@@ -33,8 +33,13 @@ _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
     """Tokens read and written once, and matrices of experts that some token has; a product and a sum for each term."""
     T, H, width, E, K = (dims[name] for name in "THIEK")
-    experts, narrow, wide = min(E, T * K), values["format"] != "none", values["format"] == "block"
-    moved = T * H * (itemsizes["x"] + (2 if narrow else itemsizes["x"])) + experts * 3 * width * H * itemsizes["w_in"]
+    experts, layout = min(E, T * K), values["format"]
+    narrow, wide, packed = layout in ("row", "block"), layout == "block", 2 if layout == "mxfp4" else 1
+    moved = T * H * (itemsizes["x"] + (2 if narrow else itemsizes["x"]))
+    moved += experts * 3 * width * H * itemsizes["w_in"] // packed
+    moved += experts * (2 * width * itemsizes.get("bias_in", 0) + H * itemsizes.get("bias_out", 0))
+    if packed == 2:
+        moved += experts * (2 * width * -(-H // _NARROW) + H * -(-width // _NARROW))
     if narrow:
         across, inner = -(-H // _BLOCK), -(-width // _BLOCK)
         moved += 4 * T * (across if wide else 1)
@@ -44,9 +49,10 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
 
 
 def _case(name: str, T: int, H: int, I: int, E: int, K: int, **how: Any) -> Case:  # noqa: E741 - as in the contract
-    narrow = how.get("parameters", {}).get("format", "none") != "none"
-    present = ("scale_x", "scale_in", "scale_out") if narrow else ()
-    how = {"present": present, "backward": not narrow, **how}
+    layout, biases = how.get("parameters", {}).get("format", "none"), how.pop("biases", False)
+    present = {"none": (), "mxfp4": ("scale_in", "scale_out")}.get(layout, ("scale_x", "scale_in", "scale_out"))
+    present += ("bias_in", "bias_out") if biases else ()
+    how = {"present": present, "backward": layout == "none", **how}
     return Case(name, dims={"T": T, "H": H, "I": I, "E": E, "K": K}, **how)
 
 
@@ -72,11 +78,14 @@ def _drawn(production: Production) -> GridRow:
     return _row(min(production.tokens(), (1 << 16) // k), hidden, width, experts, k)
 
 
-def _scales(name: str, row: tuple[str, ...], block: tuple[str, ...]) -> TensorArgument:
+def _scales(
+    name: str, row: tuple[str, ...], block: tuple[str, ...], narrow: tuple[str, ...] | None = None
+) -> TensorArgument:
+    dtypes = dict.fromkeys(FORMATS, ("float32",)) | ({} if narrow is None else {"mxfp4": ("float8_e8m0fnu",)})
     return TensorArgument(
         name,
-        Choice("format", {"none": row, "row": row, "block": block}),
-        ("float32",),
+        Choice("format", {"none": row, "row": row, "block": block, "mxfp4": narrow or row}),
+        Choice("format", dtypes),
         optional=True,
         feature=True,
         keyword=True,
@@ -84,39 +93,56 @@ def _scales(name: str, row: tuple[str, ...], block: tuple[str, ...]) -> TensorAr
     )
 
 
+def _matrix(name: str, rows: str, columns: str) -> TensorArgument:
+    shapes = dict.fromkeys(FORMATS, ("E", rows, columns)) | {"mxfp4": ("E", rows, f"{columns}/2")}
+    dtypes = dict.fromkeys(FORMATS, ("x",)) | {"mxfp4": ("float4_e2m1fn_x2",)}
+    return TensorArgument(name, Choice("format", shapes), Choice("format", dtypes))
+
+
+def _bias(name: str, width: str) -> TensorArgument:
+    return TensorArgument(name, ("E", width), _BESIDE_X, optional=True, feature=True, keyword=True)
+
+
+# Of float8 x nothing else has the dtype.
+_BESIDE_X = Choice("format", {"none": (*FLOATS, "x"), "row": FLOATS, "block": FLOATS, "mxfp4": (*FLOATS, "x")})
+
 CONTRACT = Contract(
     op="moe_mlp",
     summary="The gated layers of each token's experts, added up with its weights: what follows a router.",
     formula=(
-        "y[t] = sum over j of weights[t, j] * ((activation(gate) * up) @ w_out[e].T), with e = experts[t, j] and gate,"
-        " up the halves of x[t] @ w_in[e].T"
+        "y[t] = sum over j of weights[t, j] * ((activation(gate) * up) @ w_out[e].T + bias_out[e]), with e ="
+        " experts[t, j] and gate, up the halves of x[t] @ w_in[e].T + bias_in[e]"
     ),
     notes=(
         "x: (T, H), a row for each token; w_in: (E, 2I, H) and w_out: (E, H, I), each expert's matrices as linear"
         " layers keep them; weights and experts: (T, K), as moe_route gives them; y: (T, H). halves says how w_in's"
         " rows are gate and up: 'concat', I of gate and then I of up; 'interleaved', gate and up in turn. vLLM's"
         " fused_experts(hidden_states, w1, w2, topk_weights, topk_ids) takes the same in the same order. An expert of"
-        " -1 is on another device: it adds nothing, whatever its weight, and a token of none but these is zeros. A"
-        " row may have an expert twice. Products are summed in float32, and so are a token's results, in the order of"
-        " its experts; gated rows, and each expert's results, may be rounded to x's dtype once in between. Equal"
-        " calls give equal bits: no sum depends on the order in which anything runs. Gradients go to x, w_in, w_out"
-        " and weights; an expert without tokens has zeros. format='row' and 'block' are for float8 x, w_in and w_out,"
-        " with scales that multiply: scale_x: (T, 1), scale_in: (E, 2I, 1) and scale_out: (E, H, 1), or of blocks of"
-        " 128 scale_x: (T, ceil(H/128)), scale_in: (E, ceil(2I/128), ceil(H/128)) and scale_out: (E, ceil(H/128),"
-        " ceil(I/128)), as quantize_fp8 gives them for row, block_1x128 and, of each matrix, block_128x128. Gated"
-        " rows are then quantised too, by row or by 128 numbers of one, y is bfloat16, and there is no gradient of x,"
-        " w_in and w_out. Scales that a format has not, or lacks, are refused (ArgumentValueError). Not guaranteed:"
-        " equal bits from different kernels, or for a token among other tokens; all 24 bits of float32 products where"
-        " torch.backends.cuda.matmul allows fewer; any result for experts below -1 or from E on (refused with"
-        " PORTAKERNEL_CHECKS=1)."
+        " -1 is on another device: it adds nothing, whatever its weight, and a token of none but these is zeros. A row"
+        " may have an expert twice. Products are summed in float32, and so are a token's results, in the order of its"
+        " experts; gated rows, and each expert's results, may be rounded to x's dtype once in between. Equal calls give"
+        " equal bits: no sum depends on the order in which anything runs. bias_in: (E, 2I), in w_in's order of rows,"
+        " and bias_out: (E, H) are added to the products. activation='swiglu_oai' is gpt-oss' gate: (up + 1) * gate *"
+        " sigmoid(1.702 * gate) of gates of at most 7 and ups from -7 to 7. Gradients go to x, w_in, w_out, weights and"
+        " biases; an expert without tokens has zeros. format='row' and 'block' are for float8 x, w_in and w_out, with"
+        " scales that multiply: scale_x: (T, 1), scale_in: (E, 2I, 1) and scale_out: (E, H, 1), or of blocks of 128"
+        " scale_x: (T, ceil(H/128)), scale_in: (E, ceil(2I/128), ceil(H/128)) and scale_out: (E, ceil(H/128),"
+        " ceil(I/128)), as quantize_fp8 gives them for row, block_1x128 and, of each matrix, block_128x128. Gated rows"
+        " are then quantised too, by row or by 128 numbers of one, and y is bfloat16. format='mxfp4' has weights of"
+        " four bits alone, beside x as it is: w_in (E, 2I, H/2) and w_out (E, H, I/2) of float4_e2m1fn_x2, scale_in:"
+        " (E, 2I, ceil(H/32)) and scale_out: (E, H, ceil(I/32)) of float8_e8m0fnu, as quantize_fp4 gives them. Weights"
+        " times their scales may be rounded to x's dtype. There are gradients for format='none' alone. Scales that a"
+        " format has not, or lacks, are refused (ArgumentValueError). Not guaranteed: equal bits from different"
+        " kernels, or for a token among other tokens; all 24 bits of float32 products where torch.backends.cuda.matmul"
+        " allows fewer; any result for experts below -1 or from E on (refused with PORTAKERNEL_CHECKS=1)."
     ),
     tensors=(
-        TensorArgument("x", ("T", "H"), Choice("format", {"none": FLOATS, "row": _FLOAT8, "block": _FLOAT8})),
-        TensorArgument("w_in", ("E", "2I", "H"), ("x",)),
-        TensorArgument("w_out", ("E", "H", "I"), ("x",)),
         TensorArgument(
-            "weights", ("T", "K"), Choice("format", {"none": (*FLOATS, "x"), "row": FLOATS, "block": FLOATS})
+            "x", ("T", "H"), Choice("format", {"none": FLOATS, "row": _FLOAT8, "block": _FLOAT8, "mxfp4": FLOATS})
         ),
+        _matrix("w_in", "2I", "H"),
+        _matrix("w_out", "H", "I"),
+        TensorArgument("weights", ("T", "K"), _BESIDE_X),
         TensorArgument(
             "experts",
             ("T", "K"),
@@ -125,8 +151,10 @@ CONTRACT = Contract(
             rule=Experts("E", absent=True),
         ),
         _scales("scale_x", ("T", "1"), ("T", "ceil(H/128)")),
-        _scales("scale_in", ("E", "2I", "1"), ("E", "ceil(I/64)", "ceil(H/128)")),
-        _scales("scale_out", ("E", "H", "1"), ("E", "ceil(H/128)", "ceil(I/128)")),
+        _scales("scale_in", ("E", "2I", "1"), ("E", "ceil(I/64)", "ceil(H/128)"), ("E", "2I", "ceil(H/32)")),
+        _scales("scale_out", ("E", "H", "1"), ("E", "ceil(H/128)", "ceil(I/128)"), ("E", "H", "ceil(I/32)")),
+        _bias("bias_in", "2I"),
+        _bias("bias_out", "H"),
     ),
     parameters=(
         Parameter("activation", "silu", kind="text", choices=ACTIVATIONS, summary="what is made of the gate"),
@@ -139,13 +167,18 @@ CONTRACT = Contract(
             feature=True,
             kind="text",
             choices=FORMATS,
-            summary="which elements of float8 x, w_in and w_out share a scale",
+            summary="which elements of narrow x, w_in and w_out share a scale",
         ),
     ),
     outputs=(
-        Result("y", ("T", "H"), like="x", dtype=Choice("format", {"none": "", "row": "bfloat16", "block": "bfloat16"})),
+        Result(
+            "y",
+            ("T", "H"),
+            like="x",
+            dtype=Choice("format", {"none": "", "row": "bfloat16", "block": "bfloat16", "mxfp4": ""}),
+        ),
     ),
-    kept=("x", "w_in", "w_out", "weights", "experts"),
+    kept=("x", "w_in", "w_out", "weights", "experts", "bias_in", "bias_out"),
     requirements=("E > 0", "T * K <= 1073741824"),
     gradient="kernel",
     autocast="cast",
@@ -208,6 +241,31 @@ CONTRACT = Contract(
         _case("tiny magnitudes", 7, 40, 24, 3, 2, values="tiny", backward=False),
         _case("NaN, infinities, signed zeros", 13, 40, 24, 4, 2, values="special", backward=False),
         _case("zeros", 7, 40, 24, 3, 2, values="zeros"),
+        _case("biases", 11, 40, 24, 4, 2, biases=True),
+        _case("clamped gates", 11, 40, 24, 4, 2, parameters={"activation": "swiglu_oai"}),
+        _case(
+            "gpt-oss' gates and biases",
+            9,
+            40,
+            24,
+            3,
+            2,
+            parameters={"activation": "swiglu_oai", "halves": "interleaved"},
+            biases=True,
+        ),
+        _case("mxfp4", 13, 64, 32, 4, 2, parameters={"format": "mxfp4"}),
+        _case(
+            "mxfp4 as gpt-oss has it, odd blocks",
+            7,
+            72,
+            40,
+            3,
+            2,
+            parameters={"format": "mxfp4", "activation": "swiglu_oai", "halves": "interleaved"},
+            biases=True,
+        ),
+        _case("float8 rows, tanh's gelu", 5, 48, 32, 3, 2, parameters={"format": "row", "activation": "gelu_tanh"}),
+        _case("float8 rows, biases", 7, 64, 48, 3, 2, parameters={"format": "row"}, biases=True),
         _case("float8 rows", 13, 128, 48, 4, 2, parameters={"format": "row"}),
         _case(
             "float8 rows of odd sizes, interleaved, gelu",

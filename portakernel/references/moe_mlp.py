@@ -3,12 +3,14 @@
 With ``gate, up`` the halves of ``z = x @ w_in[e].T``, ``h = activation(gate) * up``, ``w`` the weight and ``g`` the
 gradient of y for a token of expert e:
 
-    grad_weights = h . (g @ w_out[e])           grad_w_out[e] = sum of (w * g).T @ h
-    grad_gate    = w * (g @ w_out[e]) * up * activation'(gate)
-    grad_up      = w * (g @ w_out[e]) * activation(gate)
-    grad_w_in[e] = sum of grad_z.T @ x          grad_x = sum of grad_z @ w_in[e]
+    grad_weights    = h . (g @ w_out[e]) + g . bias_out[e]
+    grad_gate       = w * (g @ w_out[e]) * up * activation'(gate)
+    grad_up         = w * (g @ w_out[e]) * activation(gate)
+    grad_w_out[e]   = sum of (w * g).T @ h         grad_bias_out[e] = sum of w * g
+    grad_w_in[e]    = sum of grad_z.T @ x          grad_bias_in[e]  = sum of grad_z
+    grad_x          = sum of grad_z @ w_in[e]
 
-float8 arguments stand for themselves times their scales; gated rows are quantised by ``plain`` alone. Finding the
+Narrow arguments stand for themselves times their scales; gated rows are quantised by ``plain`` alone. Finding the
 tokens of an expert waits for the device.
 """
 
@@ -23,15 +25,17 @@ from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
 from portakernel.references import quantize_fp8
-from portakernel.references.activations import ACTIVATIONS
-from portakernel.references.scale_formats import spread
+from portakernel.references.moe_gates import gated, plainly_gated, slopes
+from portakernel.references.scale_formats import numbers, spread
 from portakernel.tensors.index_values import check_indices
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_oai"]
 Halves = Literal["concat", "interleaved"]
-Format = Literal["none", "row", "block"]
+Format = Literal["none", "row", "block", "mxfp4"]
 # How rows, and matrices, are quantised.
-_SHARED = {"row": ("row", "row"), "block": ("block_1x128", "block_128x128")}
+_SHARED = {"row": ("row", "row"), "block": ("block_1x128", "block_128x128"), "mxfp4": ("", "mxfp4")}
+# Where rows are.
+_NARROW = ("row", "block")
 
 
 def check_scales(format: Format, **scales: Tensor | None) -> None:
@@ -41,7 +45,7 @@ def check_scales(format: Format, **scales: Tensor | None) -> None:
         ArgumentValueError: one is missing, or there is one too many.
     """
     for name, scale in scales.items():
-        if (scale is None) != (format == "none"):
+        if (scale is None) != (format not in _NARROW if name == "scale_x" else format == "none"):
             needed = "it must be given" if scale is None else "it must be left out"
             found = "None" if scale is None else "a tensor"
             raise ArgumentValueError(f"moe_mlp: {name} is {found} with format={format!r}; {needed}")
@@ -53,8 +57,8 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _decoded(q: Tensor, scale: Tensor | None, shared: str, dtype: torch.dtype) -> Tensor:
     """``q`` times its ``scale``, in ``dtype``."""
-    x = q.float().to(dtype) if q.dtype.itemsize == 1 else q.to(dtype)
-    return x if scale is None else x * spread(scale.to(dtype), shared, q.shape)
+    x = numbers(q, torch.float32).to(dtype) if q.dtype.itemsize == 1 else q.to(dtype)
+    return x if scale is None else x * spread(numbers(scale, dtype), shared, x.shape)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class _Layers:
     scale_x: Tensor | None
     scale_in: Tensor | None
     scale_out: Tensor | None
+    bias_in: Tensor | None
+    bias_out: Tensor | None
     format: Format
     dtype: torch.dtype
 
@@ -84,8 +90,17 @@ class _Layers:
         """An expert's ``w_out``."""
         return self._matrix(self.w_out, self.scale_out, e)
 
+    def biases(self, e: int) -> tuple[Tensor | None, Tensor | None]:
+        """What is added to an expert's two products."""
+        first, second = (None if bias is None else bias[e].to(self.dtype) for bias in (self.bias_in, self.bias_out))
+        return first, second
+
     def _matrix(self, w: Tensor, scale: Tensor | None, e: int) -> Tensor:
         return _decoded(w[e], None if scale is None else scale[e], _SHARED.get(self.format, ("", ""))[1], self.dtype)
+
+
+def _plus(product: Tensor, bias: Tensor | None) -> Tensor:
+    return product if bias is None else product + bias
 
 
 def _split(z: Tensor, halves: Halves) -> tuple[Tensor, Tensor]:
@@ -131,11 +146,12 @@ def _here(weights: Tensor, experts: Tensor) -> Tensor:
 
 def _results(layers: _Layers, weights: Tensor, experts: Tensor, activation: Activation, halves: Halves) -> Tensor:
     """``y``, in the dtype in which ``layers`` are decoded."""
-    value, choices = ACTIVATIONS[activation].value, experts.shape[1]
+    choices = experts.shape[1]
     results = torch.zeros((experts.numel(), layers.x.shape[1]), dtype=layers.dtype, device=layers.x.device)
     for e, places in _assigned(experts, layers.w_in.shape[0]):
-        gate, up = _split(layers.rows(places // choices) @ layers.first(e).T, halves)
-        results[places] = (value(gate) * up) @ layers.second(e).T
+        before, behind = layers.biases(e)
+        gate, up = _split(_plus(layers.rows(places // choices) @ layers.first(e).T, before), halves)
+        results[places] = _plus(gated(gate, up, activation) @ layers.second(e).T, behind)
     return _added(results, experts.shape, _here(weights.to(layers.dtype), experts))
 
 
@@ -149,6 +165,8 @@ def forward(
     scale_x: Tensor | None = None,
     scale_in: Tensor | None = None,
     scale_out: Tensor | None = None,
+    bias_in: Tensor | None = None,
+    bias_out: Tensor | None = None,
     activation: Activation = "silu",
     halves: Halves = "concat",
     format: Format = "none",
@@ -162,9 +180,9 @@ def forward(
     """
     check_scales(format, scale_x=scale_x, scale_in=scale_in, scale_out=scale_out)
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-    layers = _Layers(x, w_in, w_out, scale_x, scale_in, scale_out, format, dtype)
+    layers = _Layers(x, w_in, w_out, scale_x, scale_in, scale_out, bias_in, bias_out, format, dtype)
     y = _results(layers, weights, experts, activation, halves)
-    y = y.to(x.dtype if format == "none" else torch.bfloat16)
+    y = y.to(torch.bfloat16 if format in _NARROW else x.dtype)
     return y if out is None else out.copy_(y)
 
 
@@ -175,31 +193,36 @@ def backward(
     w_out: Tensor,
     weights: Tensor,
     experts: Tensor,
+    bias_in: Tensor | None = None,
+    bias_out: Tensor | None = None,
     *,
     activation: Activation = "silu",
     halves: Halves = "concat",
     format: Format = "none",
-    needs: tuple[bool, ...] = (True, True, True, True, False, False, False, False),
+    needs: tuple[bool, ...] = (True, True, True, True, False, False, False, False, True, True),
 ) -> tuple[Tensor | None, ...]:
-    """Gradients for ``x``, ``w_in``, ``w_out`` and ``weights`` from that of ``y``, each rounded once.
+    """Gradients for ``x``, ``w_in``, ``w_out``, ``weights`` and biases from that of ``y``, each rounded once.
 
     Raises:
         ArgumentValueError: ``format`` is another than "none".
     """
     if format != "none":
         raise ArgumentValueError(f"moe_mlp: format is {format!r}; gradients are those of format='none'")
-    function, choices = ACTIVATIONS[activation], experts.shape[1]
+    choices = experts.shape[1]
     grad_rows = _wide(x).new_zeros((experts.numel(), x.shape[1])) if needs[0] else None
     grad_in = w_in.new_zeros(w_in.shape) if needs[1] else None
     grad_out = w_out.new_zeros(w_out.shape) if needs[2] else None
     grad_weights = weights.new_zeros(experts.numel()) if needs[3] else None
+    grad_before = bias_in.new_zeros(bias_in.shape) if bias_in is not None and needs[8] else None
+    grad_behind = bias_out.new_zeros(bias_out.shape) if bias_out is not None and needs[9] else None
     for e, places in _assigned(experts, w_in.shape[0]):
         tokens = places // choices
         rows, g, w = _wide(x[tokens]), _wide(grad_y[tokens]), _wide(weights).reshape(-1)[places].unsqueeze(1)
-        gate, up = _split(rows @ _wide(w_in[e]).T, halves)
-        activated = function.value(gate)
-        h, u = activated * up, g @ _wide(w_out[e])
-        grad_z = _joined(w * u * up * function.slope(gate), w * u * activated, halves)
+        before = None if bias_in is None else bias_in[e].to(rows.dtype)
+        gate, up = _split(_plus(rows @ _wide(w_in[e]).T, before), halves)
+        h, u = gated(gate, up, activation), g @ _wide(w_out[e])
+        of_gate, of_up = slopes(gate, up, activation)
+        grad_z = _joined(w * u * of_gate, w * u * of_up, halves)
         if grad_rows is not None:
             grad_rows[places] = grad_z @ _wide(w_in[e])
         if grad_in is not None:
@@ -207,10 +230,15 @@ def backward(
         if grad_out is not None:
             grad_out[e] = ((w * g).T @ h).to(w_out.dtype)
         if grad_weights is not None:
-            grad_weights[places] = (h * u).sum(1).to(weights.dtype)
+            of_bias = 0 if bias_out is None else g @ bias_out[e].to(g.dtype)
+            grad_weights[places] = ((h * u).sum(1) + of_bias).to(weights.dtype)
+        if grad_before is not None:
+            grad_before[e] = grad_z.sum(0).to(grad_before.dtype)
+        if grad_behind is not None:
+            grad_behind[e] = (w * g).sum(0).to(grad_behind.dtype)
     grad_x = None if grad_rows is None else _added(grad_rows, experts.shape).to(x.dtype)
     of_weights = None if grad_weights is None else grad_weights.reshape(experts.shape)
-    return grad_x, grad_in, grad_out, of_weights, None, None, None, None
+    return grad_x, grad_in, grad_out, of_weights, None, None, None, None, grad_before, grad_behind
 
 
 def plain(
@@ -223,35 +251,36 @@ def plain(
     scale_x: Tensor | None = None,
     scale_in: Tensor | None = None,
     scale_out: Tensor | None = None,
+    bias_in: Tensor | None = None,
+    bias_out: Tensor | None = None,
     activation: Activation = "silu",
     halves: Halves = "concat",
     format: Format = "none",
 ) -> Tensor:
     """Two linear layers for each expert, the gate between them and the weighted sum, each in the inputs' own dtype.
 
-    float8 layers are decoded to bfloat16; what is gated is quantised as they are.
+    Narrow layers are decoded to bfloat16, or to x's dtype where x is not; what is gated is quantised as x is.
     """
     linear, choices = torch.nn.functional.linear, experts.shape[1]
-    dtype = x.dtype if format == "none" else torch.bfloat16
-    layers = _Layers(x, w_in, w_out, scale_x, scale_in, scale_out, format, dtype)
+    dtype = torch.bfloat16 if format in _NARROW else x.dtype
+    layers = _Layers(x, w_in, w_out, scale_x, scale_in, scale_out, bias_in, bias_out, format, dtype)
     rows = torch.zeros((experts.numel(), x.shape[1]), dtype=dtype, device=x.device)
     results, found = [rows[:0]], [experts.new_zeros(0, dtype=torch.int64)]
     for e, places in _assigned(experts, w_in.shape[0]):
-        gate, up = _split(linear(layers.rows(places // choices), layers.first(e)), halves)
-        if activation == "silu":
-            h = torch.nn.functional.silu(gate) * up
-        else:
-            h = torch.nn.functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
-        if format != "none" and h.numel():
+        before, behind = layers.biases(e)
+        gate, up = _split(linear(layers.rows(places // choices), layers.first(e), before), halves)
+        h = plainly_gated(gate, up, activation)
+        if format in _NARROW and h.numel():
             by = _SHARED[format][0]
             q, scale = quantize_fp8.forward(h, granularity=by, dtype=str(x.dtype).removeprefix("torch."))
             h = _decoded(q, scale, by, dtype)
-        results.append(linear(h, layers.second(e)))
+        results.append(linear(h, layers.second(e), behind))
         found.append(places)
     rows = rows.index_copy(0, torch.cat(found), torch.cat(results))
     y = _added(rows, experts.shape, _here(weights, experts).to(dtype))
     if format == "none":  # what no expert has has gradients too
-        y = y + 0 * (x[:0].sum() + w_in[:0].sum() + w_out[:0].sum() + weights[:0].sum().to(dtype))
+        absent = (x, w_in, w_out, weights, bias_in, bias_out)
+        y = y + 0 * sum(tensor[:0].sum().to(dtype) for tensor in absent if tensor is not None)
     return y
 
 
@@ -265,11 +294,13 @@ def truth(
     scale_x: Tensor | None = None,
     scale_in: Tensor | None = None,
     scale_out: Tensor | None = None,
+    bias_in: Tensor | None = None,
+    bias_out: Tensor | None = None,
     activation: Activation = "silu",
     halves: Halves = "concat",
     format: Format = "none",
 ) -> tuple[Tensor]:
     """``y`` in float64, of gated rows that are not quantised."""
     check_scales(format, scale_x=scale_x, scale_in=scale_in, scale_out=scale_out)
-    layers = _Layers(x, w_in, w_out, scale_x, scale_in, scale_out, format, torch.float64)
+    layers = _Layers(x, w_in, w_out, scale_x, scale_in, scale_out, bias_in, bias_out, format, torch.float64)
     return (_results(layers, weights, experts, activation, halves),)

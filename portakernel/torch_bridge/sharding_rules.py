@@ -21,6 +21,7 @@ _INDEPENDENT: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "block_sparse_attention": (("B",), ("H", "G")),
     "embedding_bag": (("N",),),
     "grouped_mm": (("N",),),
+    "int4_mm": (("N",),),
     "linear_act": (("N",),),
     "moe_mlp": (("T",),),
     "merge_attention": (("S",), ("H",)),

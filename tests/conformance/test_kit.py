@@ -111,10 +111,15 @@ def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, units_in_tu
     suite = make_suite(name)
     assert (suite.venue.mode, suite.venue.torch_device) == ("interpreter", "cpu")
 
+    def kind(unit: Unit) -> str | None:
+        return dict(unit.dtypes).get(suite.contract.names[0])
+
+    # in the first argument's dtype that engines use, where there is one: the others take the interpreter minutes
+    kinds = {kind(unit) for unit in suite.units() if unit.case is not None}
+    usual = (kinds & {"bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2"} or kinds) | {None}
+
     def narrow(unit: Unit) -> bool:
-        """In the first argument's dtype that engines use: the others take the interpreter minutes."""
-        first = dict(unit.dtypes).get(suite.contract.names[0])
-        return first in (None, "bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2")
+        return kind(unit) in usual
 
     units = units_in_turn(suite, narrow)
     units = half_of_the_cases(name, units) if name in LONG else units
@@ -126,8 +131,9 @@ def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, units_in_tu
         assert not any(result.aspect == "forward" for result in found)
         return
     passed = Counter(result.aspect for result in found if result.status == "passed")
-    assert passed["forward"] >= 10
-    assert (passed["backward"] >= 10) == (suite.kernel.backward is not None)
+    enough = min(10, len({unit.case.name for unit in units if unit.case is not None}))
+    assert passed["forward"] >= enough >= 3
+    assert (passed["backward"] >= enough) == (suite.kernel.backward is not None)
 
 
 def test_two_draws_of_half_of_the_cases_have_every_case(make_suite, units_in_turn, monkeypatch):

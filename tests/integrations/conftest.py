@@ -46,6 +46,17 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "Gemma2": {"sliding_window": WINDOW, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16},
     "GptOss": {"sliding_window": WINDOW, **_EXPERTS},
     "Mixtral": {"sliding_window": WINDOW, **_EXPERTS},
+    "Qwen3Moe": {
+        "moe_intermediate_size": 24,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [1],
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "experts_implementation": "batched_mm",
+    },
 }
 
 

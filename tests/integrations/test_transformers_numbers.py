@@ -25,7 +25,7 @@ MakeModel = Callable[..., Any]
 Tokens = Callable[[int, int], Tensor]
 Counted = Callable[[], dict[tuple[str, str], int]]
 
-ALL = ("attention", "rms_norm", "silu_and_mul", "gelu_and_mul", "rotary_embedding")
+ALL = ("attention", "rms_norm", "silu_and_mul", "gelu_and_mul", "moe_route", "moe_mlp", "rotary_embedding")
 
 
 def agree(found: Tensor, plain: Tensor, truth: Tensor, *, factor: float = 2.0) -> None:

@@ -36,7 +36,7 @@ MakeModel = Callable[..., Any]
 Tokens = Callable[[int, int], Tensor]
 Counted = Callable[[], dict[tuple[str, str], int]]
 
-ALL = ("attention", "rms_norm", "silu_and_mul", "gelu_and_mul", "rotary_embedding")
+ALL = ("attention", "rms_norm", "silu_and_mul", "gelu_and_mul", "moe_route", "moe_mlp", "rotary_embedding")
 
 
 def registration_hooks() -> list[Any]:
@@ -91,7 +91,12 @@ def test_the_outcome_says_what_is_replaced_and_what_is_not(make_model: MakeModel
         " rotary_embedding in ops to replace it for all"
     )
     outcome = integration.enable(make_model("Mixtral"), ("silu_and_mul",))
-    assert str(outcome) == "silu_and_mul, gelu_and_mul not in MixtralExperts (2 times): no op computes grouped experts"
+    assert str(outcome) == "gelu_and_mul, silu_and_mul not in MixtralExperts (2 times): these are moe_mlp's experts"
+    outcome = integration.enable(make_model("Mixtral"), ("moe_route", "moe_mlp"))
+    assert str(outcome) == ("moe_route         MixtralTopKRouter (2 times)\nmoe_mlp           MixtralExperts (2 times)")
+    outcome = integration.enable(make_model("GptOss"), ("moe_mlp",))
+    reason = "no fast kernel has biases and clamped gates of experts"
+    assert str(outcome) == f"moe_route, moe_mlp not in GptOssExperts (2 times): {reason}"
 
 
 def test_an_activation_without_an_op_is_left(make_model: MakeModel) -> None:
@@ -256,7 +261,8 @@ def test_an_op_without_a_place_in_transformers_is_refused(make_model: MakeModel)
     assert str(error.value) == "enable: unknown op of transformers 'rms_nrom'; did you mean 'rms_norm'?"
     with pytest.raises(ArgumentTypeError, match=r"ops is a sequence of names, such as \('rms_norm',\)"):
         integration.enable(make_model("Llama"), "rms_norm")
-    with pytest.raises(ArgumentValueError, match="ops is empty; name some of attention, gelu_and_mul, rms_norm"):
+    text = "ops is empty; name some of attention, gelu_and_mul, moe_mlp, moe_route, rms_norm"
+    with pytest.raises(ArgumentValueError, match=text):
         integration.enable(make_model("Llama"), ())
 
 
@@ -271,8 +277,8 @@ def test_a_model_type_that_was_not_tested_is_refused() -> None:
         integration.enable(BertModel(config))
     assert str(error.value) == (
         "enable: BertModel has the model type 'bert', which was not tested; tested are gemma, gemma2, gpt_oss, llama,"
-        " mistral, mixtral, qwen3. Its attention alone may still be served: call enable() without a model, which"
-        " serves what is set to sdpa"
+        " mistral, mixtral, qwen3, qwen3_moe. Its attention alone may still be served: call enable() without a model,"
+        " which serves what is set to sdpa"
     )
 
 

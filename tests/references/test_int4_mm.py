@@ -131,7 +131,7 @@ def order_of(columns: int, group: int, *, shuffled: bool, groups: int = 0) -> Te
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("zero", ZEROS)
 @pytest.mark.parametrize("layout", CHECKPOINTS)
-@pytest.mark.parametrize("target", PACKED)
+@pytest.mark.parametrize("target", tuple(INT4_LAYOUTS))
 def test_packing_goes_there_and_back_bit_for_bit(layout, target, zero, group, shuffled):
     across, columns = 16, 200
     groups = 5 if group == 0 else math.ceil(columns / size_of(group, columns))
@@ -142,6 +142,31 @@ def test_packing_goes_there_and_back_bit_for_bit(layout, target, zero, group, sh
     there = packed(*given, source=layout, target=target, **how)
     back = packed(*there, source=target, target=layout, **how)
     assert len(back) == len(given)
+    for found, want in zip(back, given, strict=True):
+        assert found.dtype is want.dtype
+        assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("zero", ZEROS)
+@pytest.mark.parametrize("layout", PACKED)
+@pytest.mark.parametrize("target", tuple(INT4_LAYOUTS))
+def test_packed_weights_go_there_and_back_bit_for_bit(layout, target, zero, group, shuffled):
+    across, columns = 16, 200
+    groups = 5 if group == 0 else math.ceil(columns / size_of(group, columns))
+    weight, scales, zeros = checkpoint(layout, across, columns, groups)
+    weight[-1, :, :] = 0  # what pads K, and more
+    source = torch.Generator().manual_seed(columns)
+    ids = order_of(columns, group, shuffled=False, groups=groups)
+    places = torch.randperm(columns, generator=source) if shuffled else torch.arange(columns)
+    for g in range(groups):  # columns of a group are kept in their order
+        places[ids == g] = places[ids == g].sort().values
+    order = torch.stack([places.int(), ids]) if group == 0 else places.int()
+    given = (weight, scales, order) if zero == "none" else (weight, scales, order, zeros)
+    how = {"group": group, "zero": zero}
+    there = packed(*given, source=layout, target=target, **how)
+    back = packed(*there, source=target, target=layout, **how)
     for found, want in zip(back, given, strict=True):
         assert found.dtype is want.dtype
         assert torch.equal(found, want)
@@ -160,10 +185,13 @@ def test_every_layout_gives_the_same_product(source, target):
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_rows_of_sorted_columns_with_the_whole_scales_are_packed_and_add_up(rank):
+@pytest.mark.parametrize("group", [group for group in GROUPS if group > 0])
+@pytest.mark.parametrize("target", PACKED)
+@pytest.mark.parametrize("zero", ZEROS)
+def test_rows_of_sorted_columns_with_the_whole_scales_are_packed_and_add_up(rank, group, target, zero):
     """Tensor parallelism splits activation-ordered weights so: groups are cut where a rank's rows end."""
-    across, columns, group, ranks = 16, 4 * 88, 128, 4
-    weight, scales, zeros = checkpoint("gptq", across, columns, 3)
+    across, columns, ranks = 16, 4 * 88, 4
+    weight, scales, zeros = checkpoint("gptq", across, columns, math.ceil(columns / group))
     order = order_of(columns, group, shuffled=True)
     places = order.long().sort(stable=True).indices
     q = int4_mm.dequantised(
@@ -175,16 +203,17 @@ def test_rows_of_sorted_columns_with_the_whole_scales_are_packed_and_add_up(rank
     rows = slice(rank * columns // ranks, (rank + 1) * columns // ranks)
     part = sorted_weight[rows.start // 8 : rows.stop // 8]
     ids = order[places][rows].contiguous()
-    given = (part, scales, ids, zeros)
-    there = packed(*given, source="gptq", target="packed_mma", group=0)
-    for found, want in zip(packed(*there, source="packed_mma", target="gptq", group=0), given, strict=True):
+    given = (part, scales, ids) if zero == "none" else (part, scales, ids, zeros)
+    how = {"group": 0, "zero": zero}
+    there = packed(*given, source="gptq", target=target, **how)
+    for found, want in zip(packed(*there, source=target, target="gptq", **how), given, strict=True):
         assert torch.equal(found, want)
     x = torch.randn(2, columns, dtype=torch.float64)
     whole = int4_mm.dequantised(
-        weight, scales, zeros, order, columns=columns, layout="gptq", group=group, zero="stored", dtype=torch.float64
+        weight, scales, zeros, order, columns=columns, layout="gptq", group=group, zero=zero, dtype=torch.float64
     )[0]
-    w, s, o, z = there
-    found = int4_mm.forward(x[:, places[rows]], w, s, z, o, layout="packed_mma", group=0)
+    w, s, o, *z = there
+    found = int4_mm.forward(x[:, places[rows]], w, s, z[0] if z else None, o, layout=target, **how)
     torch.testing.assert_close(found, x[:, places[rows]] @ whole[places[rows]])
 
 

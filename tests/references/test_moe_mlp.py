@@ -70,7 +70,7 @@ def test_experts_that_are_elsewhere_add_nothing_and_shares_of_experts_add_up():
 
 
 @pytest.mark.parametrize("halves", ["concat", "interleaved"])
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "swiglu_oai"])
 def test_gradients_are_those_of_the_formula(halves, activation):
     *layers, weights, experts = drawn()
     experts[2, 1] = -1
@@ -83,6 +83,78 @@ def test_gradients_are_those_of_the_formula(halves, activation):
     (want,) = torch.autograd.grad(plain(*layers, wide, experts, **values), wide, grad)
     found = backward(grad, *layers, wide.detach(), experts, **values)[3]
     torch.testing.assert_close(found, want)
+
+
+def test_gpt_oss_gates_are_clamped_and_biases_are_added_to_both_products():
+    x, w_in, w_out, weights, experts = drawn()
+    before, behind = (4 * drawn(tokens=9)[1][:, :, 0], drawn(tokens=8)[1][:, :6, 0])
+    values: dict[str, Any] = {"activation": "swiglu_oai", "halves": "interleaved"}
+    y = ops.moe_mlp(4 * x, w_in, w_out, weights, experts, bias_in=before, bias_out=behind, **values)
+    clamped = 0
+    for token in range(7):
+        want = torch.zeros(6, dtype=torch.float64)
+        for weight, expert in zip(weights[token], experts[token].tolist(), strict=True):
+            z = w_in[expert] @ (4 * x[token]) + before[expert]
+            gate, up = z[0::2].clamp(max=7), z[1::2].clamp(-7, 7)
+            clamped += int((z[0::2] > 7).sum() + (z[1::2].abs() > 7).sum())
+            want += weight.double() * (w_out[expert] @ ((up + 1) * gate * torch.sigmoid(1.702 * gate)) + behind[expert])
+        torch.testing.assert_close(y[token], want)
+    assert clamped > 10
+
+
+@pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
+def test_gradients_of_biases_are_those_of_the_formula(activation):
+    x, w_in, w_out, weights, experts = drawn()
+    experts[2, 1], experts[experts == 3] = -1, 1
+    biases = [drawn(tokens=9)[1][:, :, 0].contiguous(), drawn(tokens=8)[1][:, :6, 0].contiguous()]
+
+    def layers(x: Tensor, w_in: Tensor, bias_in: Tensor, bias_out: Tensor) -> Tensor:
+        return ops.moe_mlp(x, w_in, w_out, weights, experts, bias_in=bias_in, bias_out=bias_out, activation=activation)
+
+    leaves = [tensor.clone().requires_grad_() for tensor in (4 * x, w_in, *biases)]
+    assert torch.autograd.gradcheck(layers, leaves)
+    layers(*leaves).sum().backward()
+    assert leaves[3].grad is not None
+    assert not leaves[3].grad[3].any()
+    wide, grad = weights.double().requires_grad_(), torch.randn(7, 6, dtype=torch.float64)
+    y = plain(x, w_in, w_out, wide, experts, bias_in=biases[0], bias_out=biases[1], activation=activation)
+    (want,) = torch.autograd.grad(y, wide, grad)
+    found = backward(grad, x, w_in, w_out, wide.detach(), experts, *biases, activation=activation)[3]
+    torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_mxfp4_weights_are_what_they_stand_for_beside_x_as_it_is(dtype):
+    source = torch.Generator().manual_seed(5)
+    x, w_in, w_out = (torch.randn(shape, generator=source) for shape in ((7, 72), (3, 80, 72), (3, 72, 40)))
+    weights, experts = torch.rand(7, 2, generator=source), torch.randint(-1, 3, (7, 2), generator=source)
+    given: dict[str, Any] = {"bias_in": torch.randn(3, 80, generator=source), "activation": "swiglu_oai"}
+    narrow, wide, scales = [], [], {}
+    for name, matrices in (("scale_in", w_in), ("scale_out", w_out)):
+        pairs = [ops.quantize_fp4(matrix, format="mxfp4")[:2] for matrix in matrices]
+        narrow.append(torch.stack([q.view(torch.uint8) for q, _ in pairs]).view(torch.float4_e2m1fn_x2))
+        scales[name] = torch.stack([scale.view(torch.uint8) for _, scale in pairs]).view(torch.float8_e8m0fnu)
+        wide.append(torch.stack([ops.dequantize(*pair, format="mxfp4", dtype="float32") for pair in pairs]))
+    x = x.to(dtype)
+    y = ops.moe_mlp(x, *narrow, weights, experts, format="mxfp4", **scales, **given)
+    assert y.dtype is dtype
+    want = ops.moe_mlp(x.float(), *wide, weights, experts, **given)
+    torch.testing.assert_close(y.float(), want, atol=1e-4 if dtype is torch.float32 else 0.1, rtol=0.01)
+
+
+def test_rows_beside_mxfp4_weights_have_no_scales():
+    x, w_in, w_out = torch.ones(5, 64), torch.zeros(3, 64, 32), torch.zeros(3, 64, 16)
+    narrow = [w.to(torch.uint8).view(torch.float4_e2m1fn_x2) for w in (w_in, w_out)]
+    scales = {"scale_in": torch.ones(3, 64, 2), "scale_out": torch.ones(3, 64, 1)}
+    given: dict[str, Any] = {name: scale.to(torch.float8_e8m0fnu) for name, scale in scales.items()}
+    experts = torch.zeros(5, 1, dtype=torch.int32)
+    text = "moe_mlp: scale_x is a tensor with format='mxfp4'; it must be left out"
+    with pytest.raises(ArgumentValueError, match=re.escape(text)):
+        ops.moe_mlp(x, *narrow, torch.ones(5, 1), experts, format="mxfp4", scale_x=torch.ones(5, 1), **given)
+    del given["scale_out"]
+    text = "moe_mlp: scale_out is None with format='mxfp4'; it must be given"
+    with pytest.raises(ArgumentValueError, match=re.escape(text)):
+        ops.moe_mlp(x, *narrow, torch.ones(5, 1), experts, format="mxfp4", **given)
 
 
 def test_experts_without_tokens_and_tokens_without_experts_have_zero_gradients():
@@ -113,7 +185,7 @@ def test_experts_are_looked_at_on_request_whatever_the_kernel():
 
     names = ("x", "w_in", "w_out", "weights", "experts")
     given: dict[str, Any] = dict(zip(names, drawn(), strict=True))
-    given |= dict.fromkeys(("scale_x", "scale_in", "scale_out"))
+    given |= dict.fromkeys(("scale_x", "scale_in", "scale_out", "bias_in", "bias_out"))
     given["experts"][3, 1] = 4
     text = "moe_mlp: experts[3, 1] is 4; it must be in [0, E) with E = 4, or -1 for one that is not here"
     with pytest.raises(IndexOutOfRangeError, match=re.escape(text)):

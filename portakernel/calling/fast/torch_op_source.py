@@ -10,13 +10,12 @@ from portakernel.calling.fast.key_layout import CallKind, key_source
 from portakernel.calling.fast.public_source import GLOBALS, OUTSIDE, Lookup, canonical_terms, groups_of, ours
 from portakernel.claims.request import Phase
 from portakernel.contract import Contract, Result
+from portakernel.contract.choices import existence
 
 
 def _returned(contract: Contract, results: Sequence[Result], values: str) -> str:
     """What a torch op returns of a kernel's ``result``: an empty tensor for each one that does not exist."""
-    terms = list[str]()
-    for name, wanted in (result.when for result in results if result.when is not None):
-        terms.append(f"{name} {'in' if isinstance(wanted, (tuple, range)) else '=='} {wanted!r}")
+    terms = [existence(result.when) for result in results if result.when is not None]
     if not terms:
         return "_result"
     like = contract.names[0]

@@ -30,7 +30,7 @@ __all__ = ["UnsupportedVersionError", "disable", "enable", "report"]
 
 
 def enable(model: PreTrainedModel | None = None, ops: Iterable[str] | None = None) -> Enabled:
-    """Replaces a model's attention, norms and gated MLPs by portakernel's ops; what was replaced, what not, and why.
+    """Replaces a model's attention, norms, gated MLPs and experts by portakernel's ops; what was replaced, what not.
 
     With ``model`` that instance alone. Without, ``sdpa`` attention in all models, and the layers of those that are made
     from now on.

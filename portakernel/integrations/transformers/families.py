@@ -20,13 +20,23 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixture:
+    """A mixture of experts: the classes of its router and experts, and whose ``formula`` its routers have."""
+
+    router: str
+    experts: str
+    formula: Literal["mixtral", "qwen3_moe"]
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
-    """One ``modeling_*.py``: the model types that it is for, and its layers. ``gated_mlp`` is empty for experts."""
+    """One ``modeling_*.py``: the model types that it is for, and its layers; what it has none of is empty."""
 
     model_types: tuple[str, ...]
     module: str
     norm: Norm
     gated_mlp: str = ""
+    mixture: Mixture | None = None
 
     @property
     def modelling_module(self) -> str:
@@ -41,7 +51,19 @@ FAMILIES = (
     Family(("gemma",), "gemma", Norm("GemmaRMSNorm", "gemma"), "GemmaMLP"),
     Family(("gemma2",), "gemma2", Norm("Gemma2RMSNorm", "gemma"), "Gemma2MLP"),
     Family(("gpt_oss",), "gpt_oss", Norm("GptOssRMSNorm", "gpt_oss")),
-    Family(("mixtral",), "mixtral", Norm("MixtralRMSNorm")),
+    Family(
+        ("mixtral",),
+        "mixtral",
+        Norm("MixtralRMSNorm"),
+        mixture=Mixture("MixtralTopKRouter", "MixtralExperts", "mixtral"),
+    ),
+    Family(
+        ("qwen3_moe",),
+        "qwen3_moe",
+        Norm("Qwen3MoeRMSNorm"),
+        "Qwen3MoeMLP",
+        Mixture("Qwen3MoeTopKRouter", "Qwen3MoeExperts", "qwen3_moe"),
+    ),
 )
 
 # A frozenset at module level is what torch.compile takes for a constant.

@@ -16,21 +16,26 @@ from portakernel.integrations.transformers.ledger import record
 from portakernel.tensors.torch_internals import is_hooked
 
 Forward = Callable[..., Any]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def activation_of(layer: nn.Module) -> Activation | None:
+    """The ops' name of a gated layer's activation; None where they have none."""
+    act: Any = layer.act_fn
+    if type(act) in (SiLUActivation, nn.SiLU):
+        return "silu"
+    if type(act) is GELUTanh:
+        # the formula in Python, which some checkpoints name, is rounded differently
+        return "gelu_tanh" if isinstance(act.act, functools.partial) else None
+    return "gelu" if type(act) is GELUActivation and act.act is nn.functional.gelu else None
 
 
 def gate_of(mlp: nn.Module) -> str:
     """The op that a gated MLP's activation is, or, where there is none, an empty name."""
-    act: Any = mlp.act_fn
-    if type(act) in (SiLUActivation, nn.SiLU):
-        return "silu_and_mul"
-    if type(act) is GELUTanh:
-        # the formula in Python, which some checkpoints name, is rounded differently
-        return "gelu_and_mul" if isinstance(act.act, functools.partial) else ""
-    if type(act) is GELUActivation:
-        return "gelu_and_mul" if act.act is nn.functional.gelu else ""
-    return ""
+    activation = activation_of(mlp)
+    return "" if activation is None else "silu_and_mul" if activation == "silu" else "gelu_and_mul"
 
 
 def _rms_norm(self: Any, x: Tensor, eps: float, offset: float, promotes: bool) -> Any:
@@ -39,7 +44,7 @@ def _rms_norm(self: Any, x: Tensor, eps: float, offset: float, promotes: bool) -
     ``promotes``: a float32 weight makes the class's results float32.
     """
     refused = ""
-    if x.dtype not in _DTYPES:
+    if x.dtype not in DTYPES:
         refused = f"dtype {x.dtype}: the op takes float32, float16 and bfloat16"
     elif self.weight.dtype not in (x.dtype, torch.float32):
         refused = "the weight has another 16-bit dtype than its input"
@@ -83,7 +88,7 @@ def mlp_forward(self: Any, x: Tensor) -> Tensor:
         refused = ""
         if in_graph:
             refused = "a compiled graph: Inductor fuses the model's own, whose gate and up lie apart"
-        elif gate.dtype not in _DTYPES or gate.dtype != up.dtype:
+        elif gate.dtype not in DTYPES or gate.dtype != up.dtype:
             refused = "gate and up are not both float32, float16 or bfloat16"
         record(op, refused)
         if refused:
@@ -97,7 +102,7 @@ def mlp_forward(self: Any, x: Tensor) -> Tensor:
 
 def _may_write_into_one(gate: nn.Module, up: nn.Module, x: Tensor) -> bool:
     """Whether both layers are nothing but a product with a weight, which nobody differentiates or looks at."""
-    if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type) or x.dtype not in _DTYPES:
+    if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type) or x.dtype not in DTYPES:
         return False
     return type(x) is Tensor and _is_plain_product(gate, x) and _is_plain_product(up, x)
 
@@ -123,7 +128,7 @@ def rotary_forward(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, un
     """Rotary positions of ``(B, H, S, D)`` heads, or of ``(B, S, H, D)`` where ``unsqueeze_dim`` is 2."""
     refused = ""
     width = q.shape[-1]
-    if q.dtype not in _DTYPES or k.dtype != q.dtype:
+    if q.dtype not in DTYPES or k.dtype != q.dtype:
         refused = "query and key are not both float32, float16 or bfloat16"
     elif cos.dtype not in (q.dtype, torch.float32):
         refused = "the angles have another 16-bit dtype than the heads"

@@ -16,13 +16,22 @@ from transformers import PreTrainedModel
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.integrations.transformers import seams
 from portakernel.integrations.transformers.families import FAMILIES, MODEL_TYPES, Family, family_of, family_of_module
-from portakernel.integrations.transformers.layers import Forward, gate_of, mlp_forward, norm_forward, rotary_forward
+from portakernel.integrations.transformers.layers import (
+    Forward,
+    activation_of,
+    gate_of,
+    mlp_forward,
+    norm_forward,
+    rotary_forward,
+)
+from portakernel.integrations.transformers.mixtures import experts_forward, router_forward
 from portakernel.integrations.transformers.outcome import Left, Outcome, Replaced
 
 ATTENTION = "attention"
 ROTARY = "rotary_embedding"
 GATES = frozenset({"silu_and_mul", "gelu_and_mul"})
-LAYERS = GATES | {"rms_norm"}
+MIXTURES = frozenset({"moe_route", "moe_mlp"})
+LAYERS = GATES | MIXTURES | {"rms_norm"}
 OPS = LAYERS | {ATTENTION, ROTARY}
 
 
@@ -131,7 +140,7 @@ class Switch:
 
     def _set_layer(self, module: nn.Module, family: Family, wanted: frozenset[str]) -> Outcome:
         """Replaces the module's forward where it is a layer of the family that one of the ops can serve."""
-        name = type(module).__name__
+        name, mixture = type(module).__name__, family.mixture
         if type(module).__module__ != family.modelling_module:
             return Outcome()
         if name == family.norm.name:
@@ -143,8 +152,19 @@ class Switch:
                     return Outcome()
                 reason = f"no op has the activation {type(module.act_fn).__name__}"
                 return Outcome(left=(Left("silu_and_mul, gelu_and_mul", name, reason),))
-        elif name.endswith("Experts") and wanted & GATES:
-            return Outcome(left=(Left("silu_and_mul, gelu_and_mul", name, "no op computes grouped experts"),))
+        elif mixture is not None and name == mixture.router:
+            op, forward = "moe_route", router_forward(mixture)
+        elif mixture is not None and name == mixture.experts and "moe_mlp" in wanted:
+            op, forward = "moe_mlp", experts_forward
+            if activation_of(module) is None:
+                reason = f"the op has not the activation {type(module.act_fn).__name__}"
+                return Outcome(left=(Left(op, name, reason),))
+        elif name.endswith("Experts") and wanted & (GATES | MIXTURES):
+            of_others = mixture is None
+            reason = (
+                "no fast kernel has biases and clamped gates of experts" if of_others else "these are moe_mlp's experts"
+            )
+            return Outcome(left=(Left("moe_route, moe_mlp" if of_others else ", ".join(sorted(GATES)), name, reason),))
         else:
             return Outcome()
         if op not in wanted:

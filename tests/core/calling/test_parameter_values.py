@@ -54,21 +54,21 @@ def inside(parameter: Parameter) -> float:
 
 @pytest.mark.parametrize(("op", "parameter"), FLOATS, ids=lambda value: getattr(value, "name", value))
 def test_a_number_out_of_range_is_refused_whatever_was_called_before(op, parameter):
-    tensors, _ = call_of(op)
+    tensors, needed = call_of(op)
     function, described = getattr(ops, op), contract(op)
     accepted = parameter.accepted().replace("a number", "a finite number")
     for warm in (False, True):
         with torch.no_grad():
-            handle = portakernel.bind(op, *tensors, **{parameter.name: inside(parameter)}) if warm else None
+            handle = portakernel.bind(op, *tensors, **needed | {parameter.name: inside(parameter)}) if warm else None
         if warm:
-            function(*tensors, **{parameter.name: inside(parameter)})
-            function(*tensors, **{parameter.name: inside(parameter)})
+            function(*tensors, **needed | {parameter.name: inside(parameter)})
+            function(*tensors, **needed | {parameter.name: inside(parameter)})
         for value in outside(parameter):
             message = f"{op}: {parameter.name} must be {accepted}; this is {value!r}"
             functions = [function, partial(portakernel.explain, op), partial(portakernel.bind, op), handle]
-            calls = [partial(one, *tensors, **{parameter.name: value}) for one in functions if one is not None]
+            calls = [partial(one, *tensors, **needed | {parameter.name: value}) for one in functions if one is not None]
             if not any(tensor.keyword for tensor in described.tensors):
-                row = [*tensors, *described.values({parameter.name: value}).values()]
+                row = [*tensors, *described.values({**needed, parameter.name: value}).values()]
                 calls.append(partial(getattr(torch.ops.portakernel, op), *row))
             for call in calls:
                 with pytest.raises(ArgumentValueError) as caught:
@@ -106,6 +106,8 @@ def test_there_are_integers_and_windows():
 def test_an_integer_beyond_64_bits_is_refused_whatever_was_called_before(op, parameter):
     tensors, keywords = call_of(op)
     function, name = getattr(ops, op), parameter.name
+    least = LEAST.get(name, f"{parameter.least:g}")
+    another = (3, 0) if parameter.kind == "window" else next(iter(parameter.usual), 4096)
     # the last one has more digits than Python writes
     beyond = {
         2**63: "2**63 or more",
@@ -120,7 +122,7 @@ def test_an_integer_beyond_64_bits_is_refused_whatever_was_called_before(op, par
                 handle = portakernel.bind(op, *tensors, **keywords)
             for _ in range(2):
                 function(*tensors, **keywords)
-                function(*tensors, **keywords | {name: (3, 0) if parameter.kind == "window" else 4096})
+                function(*tensors, **keywords | {name: another})
         functions = [function, partial(portakernel.explain, op), partial(portakernel.bind, op), handle]
         for number, shown in beyond.items():
             for value in [(number, 0), (0, number)] if parameter.kind == "window" else [number]:
@@ -128,8 +130,7 @@ def test_an_integer_beyond_64_bits_is_refused_whatever_was_called_before(op, par
                     with pytest.raises(ArgumentValueError) as caught:
                         call(*tensors, **keywords | {name: value})
                     assert str(caught.value) == (
-                        f"{op}: {name} is beyond what 64 bits hold; this is {shown};"
-                        f" accepted: {LEAST[name]} to 2**63 - 1"
+                        f"{op}: {name} is beyond what 64 bits hold; this is {shown}; accepted: {least} to 2**63 - 1"
                     )
 
 

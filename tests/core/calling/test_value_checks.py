@@ -120,7 +120,31 @@ def ordered(*order: int, layout: str = "gptq") -> tuple[list[torch.Tensor | None
     return [rows(1, 8), weight, rows(2, 8), None, places], {"layout": layout, "group": 0}
 
 
+def pieces(*ends: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Five rows of three experts."""
+    return [rows(5, 8), rows(3, 4, 8), ints(*ends)], {}
+
+
+def assigned(*experts: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Three tokens, each with two of four experts."""
+    return [rows(3, 8), rows(4, 6, 8), rows(4, 8, 3), rows(3, 2), ints(*experts, dtype=torch.int32).view(3, 2)], {}
+
+
 WRONG = [
+    ("grouped_mm", pieces(0, 4, 2, 5), "offsets[2] is 2; it must be at least offsets[1] = 4"),
+    ("grouped_mm", pieces(0, 2, 4, 6), "offsets[3] is 6; it must be at most M = 5"),
+    ("grouped_mm", pieces(1, 2, 4, 5), "offsets[0] is 1; it must be 0"),
+    ("grouped_mm", pieces(0, 1, 2**32 + 2, 5), "offsets[2] is 4294967298; it must be at most M = 5"),
+    (
+        "moe_mlp",
+        assigned(0, 1, -1, 4, 0, 0),
+        "experts[1, 1] is 4; it must be in [0, E) with E = 4, or -1 for one that is not here",
+    ),
+    (
+        "moe_mlp",
+        assigned(0, 1, -1, 3, -2, 0),
+        "experts[2, 0] is -2; it must be in [0, E) with E = 4, or -1 for one that is not here",
+    ),
     (
         "int4_mm",
         ordered(0, 0, 1, 2, 0, 0, 0, 0),

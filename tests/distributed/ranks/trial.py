@@ -18,7 +18,13 @@ from portakernel.errors import FallbackWarning, RedistributionWarning, Reference
 from portakernel_kit.conformance.inputs import Inputs
 
 # Arguments that have no gradient, as their contracts' notes say.
-_CONSTANTS = {("rotary_embedding", "cos"), ("rotary_embedding", "sin")}
+_CONSTANTS = {
+    ("int4_mm", "bias"),
+    ("int4_mm", "scales"),
+    ("moe_route", "bias"),
+    ("rotary_embedding", "cos"),
+    ("rotary_embedding", "sin"),
+}
 
 
 def is_bytes(tensor: Tensor) -> bool:
