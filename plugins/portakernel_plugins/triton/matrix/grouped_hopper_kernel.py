@@ -1,0 +1,251 @@
+"""Grouped products for Hopper in Gluon: warps that fetch, and two warpgroups that multiply.
+
+The producer has rows and matrices brought into a ring of shared memory: by the copy engine, or, rows that are gathered,
+by asynchronous copies of its own four warps, for the engine of Hopper gathers none. Each consumer, a warpgroup of four
+warps, has 64 rows of a tile, and all of its 256 columns; of rows behind the expert's end it multiplies none, so that
+no more than 63 rows of an expert are multiplied in vain.
+
+A program takes tile after tile, found from ``offsets`` by each partition for itself. Blocks are counted on from tile to
+tile, and their number says which place of the ring they have and which phase of its barriers: the next tile's first
+blocks arrive while the results of this one are stored. Barriers: ``full`` is completed by the copy engine's bytes and
+the copying threads, ``empty`` by the consumers, each of which arrives once.
+
+Results leave through shared memory. For the engine y is what ``attention/hopper_tiles.py`` says: rows are counted from
+an expert's end, behind which nothing is written.
+"""
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
+# Python's types do not see that Gluon iterates over its ranges, nor what it compiles with.
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from portakernel_plugins.triton.attention.hopper_memory import copy, load, store
+from portakernel_plugins.triton.attention.hopper_tiles import FAR
+from portakernel_plugins.triton.gates.activations import activated
+
+# What one warpgroup multiplies.
+ROWS = gl.constexpr(64)
+CONSUMERS = gl.constexpr(2)
+COLUMNS = gl.constexpr(256)
+# Columns that are stored at once: half of them, and all that a gate leaves.
+STORED = gl.constexpr(128)
+_TILE = gl.constexpr(ROWS.value * CONSUMERS.value)
+# Threads that gather.
+_WARPS = gl.constexpr(4)
+_THREADS = gl.constexpr(32 * _WARPS.value)
+
+
+@gluon.jit
+def _plus(x, y):
+    return x + y
+
+
+@gluon.jit
+def _last_tiles(offsets, offsets_stride, experts, across, LANES: gl.constexpr, WARPS: gl.constexpr):
+    """Of each expert how many tiles there are up to its last one, and how many there are in all."""
+    # every warp has all of them: sums need no memory
+    layout: gl.constexpr = gl.BlockedLayout([LANES // 32], [32], [WARPS], [0])
+    lane = gl.arange(0, LANES, layout=layout)
+    begin = gl.load(offsets + lane * offsets_stride, mask=lane <= experts, other=0).to(gl.int32)
+    end = gl.load(offsets + (lane + 1) * offsets_stride, mask=lane < experts, other=0).to(gl.int32)
+    tiles = gl.where(lane < experts, gl.maximum((end - begin + _TILE - 1) // _TILE, 0), 0) * across
+    last = gl.associative_scan(tiles, 0, _plus)
+    return last, gl.sum(tiles, 0)
+
+
+@gluon.jit
+def _tile_at(number, last, offsets, offsets_stride, WIDTH: gl.constexpr):
+    """Of a tile the expert, the first row, the expert's end, and the first column: rows of a column come first."""
+    before = last <= number
+    expert = gl.sum(before.to(gl.int32), 0)
+    place = number - gl.max(gl.where(before, last, 0), 0)
+    begin = gl.load(offsets + expert * offsets_stride).to(gl.int32)
+    end = gl.load(offsets + (expert + 1) * offsets_stride).to(gl.int32)
+    height = (end - begin + _TILE - 1) // _TILE
+    return expert, begin + place % height * _TILE, end, place // height * WIDTH
+
+
+@gluon.jit
+def _addresses(a, gather, first, end, a_row, gather_stride, shared, BLOCK_K: gl.constexpr):
+    """Where in memory the first terms of 64 gathered rows are, and which of the rows there are."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [_WARPS, 1], [1, 0])
+    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    is_row = row < end
+    number = gl.load(gather + row.to(gl.int64) * gather_stride, mask=is_row, other=0).to(gl.int64) // shared
+    term = gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, layout))
+    at = a + (gl.expand_dims(number * a_row, 1) + gl.expand_dims(term, 0))
+    # a partition does not know what its arguments are divisible by
+    return gl.max_contiguous(gl.multiple_of(at, [16, 16]), [1, 8]), gl.expand_dims(is_row, 1)
+
+
+@gluon.jit
+def _produce(
+    a, b, gather, a_blocks, b_blocks, full, empty, where, steps, inners, a_row, gather_stride, shared,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, LANES: gl.constexpr, WIDTH: gl.constexpr, GATHERED: gl.constexpr,
+    EVEN: gl.constexpr,
+):  # fmt: skip
+    offsets, offsets_stride, experts, across = where
+    WARPS: gl.constexpr = _WARPS if GATHERED else 1
+    last, tiles = _last_tiles(offsets, offsets_stride, experts, across, LANES, WARPS)
+    number = gl.program_id(0)
+    done = 0  # blocks
+    while number < tiles:
+        expert, row, end, column = _tile_at(number, last, offsets, offsets_stride, WIDTH)
+        has_second = row + ROWS < end
+        if GATHERED:
+            first_at, is_first = _addresses(a, gather, row, end, a_row, gather_stride, shared, BLOCK_K)
+            second_at, is_second = _addresses(a, gather, row + ROWS, end, a_row, gather_stride, shared, BLOCK_K)
+            layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [_WARPS, 1], [1, 0])
+            term = gl.expand_dims(gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, layout)), 0)
+        for step in range(steps):
+            place = done % STAGES
+            inner = step * BLOCK_K
+            mbarrier.wait(empty.index(place), (done // STAGES & 1) ^ 1)
+            if GATHERED:
+                mbarrier.expect(full.index(place), b.block_type.nbytes)
+                load(b, [expert, 0, column, inner], full.index(place), b_blocks.index(place))
+                is_term = term >= 0
+                if not EVEN:  # addresses of rows are divisible by 16 bytes, and so is their length
+                    is_term = gl.max_constancy(term < inners - inner, [1, 8])
+                copy(a_blocks.index(2 * place), first_at + inner, is_first & is_term)
+                if has_second:
+                    copy(a_blocks.index(2 * place + 1), second_at + inner, is_second & is_term)
+                async_copy.mbarrier_arrive(full.index(place), increment_count=False)
+            else:
+                if has_second:
+                    mbarrier.expect(full.index(place), b.block_type.nbytes + CONSUMERS * a.block_type.nbytes)
+                    load(a, [row + ROWS, inner], full.index(place), a_blocks.index(2 * place + 1))
+                else:
+                    mbarrier.expect(full.index(place), b.block_type.nbytes + a.block_type.nbytes)
+                load(a, [row, inner], full.index(place), a_blocks.index(2 * place))
+                load(b, [expert, 0, column, inner], full.index(place), b_blocks.index(place))
+            done += 1
+        number += gl.num_programs(0)
+
+
+@gluon.jit
+def _put(y, block, part, row, end, column):
+    """Stores 64 rows, of which those behind the expert's end are none."""
+    tma.store_wait(0)  # the last results have left the memory that these take
+    block.reshape([ROWS, STORED]).store(part.to(block.dtype))
+    fence_async_shared()
+    store(y, [FAR, end, FAR - (end - row), column], block)
+
+
+@gluon.jit
+def _consume(
+    CONSUMER: gl.constexpr, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, LANES: gl.constexpr, WIDTH: gl.constexpr, GATHERED: gl.constexpr,
+    GATE: gl.constexpr,
+):  # fmt: skip
+    offsets, offsets_stride, experts, across = where
+    summed: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
+    )
+    last, tiles = _last_tiles(offsets, offsets_stride, experts, across, LANES, 4)
+    y_block = y_blocks.index(CONSUMER)
+    number = gl.program_id(0)
+    done = 0  # blocks
+    while number < tiles:
+        _expert, row, end, column = _tile_at(number, last, offsets, offsets_stride, WIDTH)
+        row += CONSUMER * ROWS
+        if row < end:
+            acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout=summed)
+            for step in range(steps):
+                place = done % STAGES
+                mbarrier.wait(full.index(place), done // STAGES & 1)
+                if GATHERED:
+                    fence_async_shared()  # what threads copied is read by the tensor cores
+                left = a_blocks.index(2 * place + CONSUMER)
+                right = b_blocks.index(place).reshape([COLUMNS, BLOCK_K]).permute((1, 0))
+                acc = warpgroup_mma(left, right, acc, is_async=True)
+                acc = warpgroup_mma_wait(1, deps=(acc,))
+                if step > 0:
+                    mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
+                done += 1
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
+            first, second = gl.split(gl.permute(gl.reshape(acc, [ROWS, 2, STORED]), (0, 2, 1)))
+            if GATE is not None:
+                _put(y, y_block, activated(first, GATE) * second, row, end, column)
+            else:
+                _put(y, y_block, first, row, end, column)
+                if column + STORED < columns:
+                    _put(y, y_block, second, row, end, column + STORED)
+        else:
+            for _step in range(steps):
+                place = done % STAGES
+                mbarrier.wait(full.index(place), done // STAGES & 1)
+                mbarrier.arrive(empty.index(place), count=1)
+                done += 1
+        number += gl.num_programs(0)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["experts", "across"])
+def grouped(
+    a,  # what describes (M, K); of rows that are gathered the rows themselves
+    b,  # what describes (E, 1, N, K), or with a gate (E, 2, N / 2, K)
+    y,  # what describes (R, N), or (R, N / 2), as hopper_tiles.py says
+    offsets,
+    gather,  # (R,). None: the rows are a's own
+    experts,
+    across,  # tiles side by side
+    steps,
+    inners,
+    columns,  # of y
+    a_row,
+    offsets_stride,
+    gather_stride,
+    shared,  # so many numbers of gather, from 0 on, are the first row's, and so on
+    LANES: gl.constexpr,  # a power of two above E, 32 at least
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GATE: gl.constexpr,
+    EVEN: gl.constexpr,  # BLOCK_K divides K
+    CONSUMER_REGISTERS: gl.constexpr,  # of a thread
+    PRODUCER_REGISTERS: gl.constexpr,
+) -> None:
+    """All tiles of the program: pieces of the rows of a times their matrices of b."""
+    GATHERED: gl.constexpr = gather is not None
+    WIDTH: gl.constexpr = COLUMNS if GATE is None else STORED
+    a_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_K], b.dtype)
+    a_blocks = gl.allocate_shared_memory(b.dtype, [CONSUMERS * STAGES, ROWS, BLOCK_K], a_layout)
+    b_blocks = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)  # noqa: RUF005
+    y_blocks = gl.allocate_shared_memory(y.dtype, [CONSUMERS] + y.block_type.shape, y.layout)  # noqa: RUF005
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(STAGES):
+        mbarrier.init(full.index(place), count=1 + (_THREADS if GATHERED else 0))
+        mbarrier.init(empty.index(place), count=CONSUMERS)
+    fence_async_shared()
+    # a partition's arguments cannot be None
+    gather_there = gather if GATHERED else 0
+    where = (offsets, offsets_stride, experts, across)
+    # fmt: off
+    # compile-time values stay such in tuples that stand in the call
+    gl.warp_specialize([
+        (_consume, (
+            0, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
+            BLOCK_K, STAGES, LANES, WIDTH, GATHERED, GATE,
+        )),
+        (_consume, (
+            1, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
+            BLOCK_K, STAGES, LANES, WIDTH, GATHERED, GATE,
+        )),
+        (_produce, (
+            a, b, gather_there, a_blocks, b_blocks, full, empty, where, steps, inners, a_row, gather_stride, shared,
+            BLOCK_K, STAGES, LANES, WIDTH, GATHERED, EVEN,
+        )),
+    ], [4, _WARPS if GATHERED else 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
+    # fmt: on
