@@ -33,13 +33,12 @@ PIECES = [(0, 1, 64, 65, 0), (128, 129, 300, 0, 7), (0, 0, 0), (500,), (3,) * 40
 def emulated(
     monkeypatch: pytest.MonkeyPatch, stages: int = 2, programs: int = 3, kernel: ModuleType = grouped_hopper_kernel
 ) -> Iterator[None]:
-    options = {"BLOCK_K": 32, "STAGES": stages, "CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24, "num_warps": 4}
+    options = {"COLUMNS": 64, "STAGES": stages, "REGISTERS": [[240, 24], [216, 72]], "num_warps": 4}
     with monkeypatch.context() as patch:
         patch.setattr(grouped_hopper, "grouped", kernel.grouped)
         patch.setattr(grouped_hopper, "launch", on_threads(monkeypatch, kernel, hopper_memory, activations))
-        patch.setattr(
-            grouped_hopper, "configuration", lambda *_: SimpleNamespace(options=options, programs=programs)
-        )  # fmt: skip
+        how = SimpleNamespace(options=options, programs=programs)
+        patch.setattr(grouped_hopper, "configuration", lambda *_: how)
         yield
 
 
@@ -53,27 +52,50 @@ def drawn(pieces: tuple[int, ...], columns: int, inners: int, *, more: int = 3) 
     return a.bfloat16(), b.bfloat16(), ends
 
 
-def wanted(a: Tensor, b: Tensor, offsets: Tensor, gate: str | None, halves: str) -> Tensor:
-    found = []
-    for expert, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        z = a[begin:end].double() @ b[expert].double().T
-        if gate is not None:
-            left, right = z.chunk(2, -1) if halves == "concat" else (z[:, ::2], z[:, 1::2])
-            z = (torch.nn.functional.silu(left) if gate == "silu" else left.relu()) * right
-        found.append(z)
-    return torch.cat(found)
+def scales_of(a: Tensor, b: Tensor, form: str) -> dict[str, Any]:
+    source, blocks = torch.Generator().manual_seed(3), -(-a.shape[1] // 128)
+    experts, columns, _ = b.shape
+    sizes = {
+        "row": ((len(a), 1), (experts, columns, 1)),
+        "block": ((len(a), blocks), (experts, -(-columns // 128), blocks)),
+    }
+    scale_a, scale_b = (torch.rand(size, generator=source) + 0.5 for size in sizes[form])
+    return {"scale_a": scale_a, "scale_b": scale_b, "format": form}
+
+
+def wide(x: Tensor, scale: Tensor | None, form: str, *, square: bool) -> Tensor:
+    """In float64, times its scales."""
+    if scale is not None and form == "block":
+        scale = scale.repeat_interleave(128, -1)[..., : x.shape[-1]]
+        scale = scale.repeat_interleave(128, -2)[..., : x.shape[-2], :] if square else scale
+    return x.double() if scale is None else x.double() * scale
 
 
 def assert_right(
-    a: Tensor, b: Tensor, offsets: Tensor, *, gate: str | None = None, halves: str = "concat", **values: Any
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor,
+    *,
+    gather: Tensor | None = None,
+    shared: int = 1,
+    gate: str | None = None,
+    halves: str = "concat",
+    **scales: Any,
 ) -> None:
-    gather = values.get("gather")
-    rows = a if gather is None else a[gather.long() // values.get("shared", 1)]
-    columns = b.shape[1] // (1 if gate is None else 2)
-    y = torch.full((len(rows), columns), 7.0, dtype=a.dtype)
-    grouped_hopper.multiply("forward", a, b, offsets, y, gate=gate, halves=halves, **values)
-    last = int(offsets[-1])
-    torch.testing.assert_close(y[:last].double(), wanted(rows, b, offsets, gate, halves), atol=0.02, rtol=0.01)
+    form = scales.get("format", "none")
+    left = wide(a, scales.get("scale_a"), form, square=False)
+    right = wide(b, scales.get("scale_b"), form, square=True)
+    left = left if gather is None else left[gather.long() // shared]
+    columns, last = b.shape[1] // (1 if gate is None else 2), int(offsets[-1])
+    y = torch.full((len(left), columns), 7.0, dtype=torch.bfloat16)
+    how = {"gather": gather, "shared": shared, "gate": gate, "halves": halves}
+    grouped_hopper.multiply("forward", a, b, offsets, y, **how, **scales)
+    for expert, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        z = left[begin:end] @ right[expert].T
+        if gate is not None:
+            z, up = z.chunk(2, -1) if halves == "concat" else (z[:, ::2], z[:, 1::2])
+            z = (torch.nn.functional.silu(z) if gate == "silu" else z.relu()) * up
+        torch.testing.assert_close(y[begin:end].double(), z, atol=0.02, rtol=0.01)
     assert bool((y[last:] == 7.0).all())
 
 
@@ -81,29 +103,43 @@ def assert_right(
 @pytest.mark.parametrize("programs", [1, 3, 1000])
 def test_every_tile_is_multiplied_once_and_nobody_elses_rows_are_written(monkeypatch, pieces, programs):
     with emulated(monkeypatch, programs=programs):
-        for columns in (8, 256, 392):
+        for columns in (8, 64, 104):
             assert_right(*drawn(pieces, columns, 72))
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("inners", [8, 32, 200])
+@pytest.mark.parametrize("inners", [8, 64, 328])
 def test_no_block_is_overwritten_too_early(monkeypatch, stages, inners):
     with emulated(monkeypatch, stages, programs=4):
-        assert_right(*drawn((70, 200, 0, 130), 264, inners))
+        assert_right(*drawn((70, 200, 0, 130), 72, inners))
 
 
 @pytest.mark.parametrize("halves", ["concat", "interleaved"])
 @pytest.mark.parametrize("gate", ["silu", "relu"])
-@pytest.mark.parametrize("inners", [32, 40])
+@pytest.mark.parametrize("inners", [64, 72])
 def test_gate_and_up_meet_and_rows_are_gathered_from_anywhere(monkeypatch, halves, gate, inners):
     pieces = (70, 0, 130, 3)
-    a, b, offsets = drawn(pieces, 272, inners, more=0)
+    a, b, offsets = drawn(pieces, 144, inners, more=0)
     source = torch.Generator().manual_seed(1)
     gather = torch.randint(0, 2 * len(a), (sum(pieces) + 5,), generator=source).int()
     with emulated(monkeypatch):
         assert_right(a, b, offsets, gate=gate, halves=halves)
         assert_right(a, b, offsets, gate=gate, halves=halves, gather=gather, shared=2)
         assert_right(a, b, offsets, gather=gather.long() // 2)
+
+
+@pytest.mark.parametrize("format", ["row", "block"])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_float8_with_its_scales(monkeypatch, format, stages):
+    pieces = (70, 0, 130, 3)
+    a, b, offsets = drawn(pieces, 320, 272, more=0)
+    gather = torch.randint(0, 2 * len(a), (sum(pieces) + 5,), generator=torch.Generator().manual_seed(1)).int()
+    narrow = a.to(torch.float8_e4m3fn), b.mul(0.2).to(torch.float8_e4m3fn)
+    scales = scales_of(a, b, format)
+    with emulated(monkeypatch, stages):
+        assert_right(*narrow, offsets, **scales)
+        for halves in ("concat", "interleaved"):
+            assert_right(*narrow, offsets, gate="silu", halves=halves, gather=gather, shared=2, **scales)
 
 
 def test_what_the_copy_engine_cannot_follow_goes_by_the_other_kernel(monkeypatch):
@@ -117,7 +153,6 @@ def test_what_the_copy_engine_cannot_follow_goes_by_the_other_kernel(monkeypatch
         ((a.T.contiguous().T, b), {}),
         ((a.float(), b.float()), {}),
         ((a, b), {"bias": bias}),
-        ((a, b), {"rest": True}),
         ((a[:, :12], b[..., :12]), {}),
     ):
         grouped_hopper.multiply("forward", *given, offsets, y, **values)
@@ -131,25 +166,36 @@ def test_what_the_copy_engine_cannot_follow_goes_by_the_other_kernel(monkeypatch
 def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path, number, line):
     module = mutated(grouped_hopper_kernel, number, line, tmp_path / "mutant.py")
     monkeypatch.setattr(gluon_on_threads, "PATIENCE_S", 0.5)
-    a, b, offsets = drawn((200, 64, 300, 70), 520, 136, more=0)
+    a, b, offsets = drawn((200, 64, 300, 70), 136, 208, more=0)
     gather = torch.arange(len(a)).flip(0).int()
-    with emulated(monkeypatch, programs=6, kernel=module), pytest.raises((Stuck, AssertionError)):
+    narrow = a.to(torch.float8_e4m3fn), b.mul(0.2).to(torch.float8_e4m3fn)
+
+    def all_of_them() -> None:
         assert_right(a, b, offsets)
         assert_right(a, b, offsets, gather=gather)
+        assert_right(*narrow, offsets, **scales_of(a, b, "block"))
+
+    with emulated(monkeypatch, programs=6, kernel=module), pytest.raises((Stuck, AssertionError)):
+        all_of_them()
 
 
-@pytest.mark.parametrize(("gate", "gathered"), [(None, False), ("silu", True), (None, True)])
-@pytest.mark.parametrize("inners", [768, 776])
-def test_it_compiles_with_the_copy_engine_warpgroups_and_memory_of_a_hopper(gate, gathered, inners):
+@pytest.mark.parametrize("format", ["none", "row", "block"])
+@pytest.mark.parametrize(("gate", "gathered", "inners"), [(None, False, 768), ("silu", True, 768), ("silu", True, 784)])
+def test_it_compiles_with_the_copy_engine_warpgroups_and_memory_of_a_hopper(format, gate, gathered, inners):
     def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    gather = numbers(4096, dtype=torch.int32) if gathered else None
-    a, b, offsets = numbers(4096, inners), numbers(128, 512, inners), numbers(129, dtype=torch.int32)
+    dtype = torch.bfloat16 if format == "none" else torch.float8_e4m3fn
+    a, b = numbers(9000, inners, dtype=dtype), numbers(64, 512, inners, dtype=dtype)
+    offsets, gather = numbers(65, dtype=torch.int32), numbers(9000, dtype=torch.int32) if gathered else None
+    y, scales = numbers(9000, 256 if gate else 512), {}
+    if format != "none":
+        sizes = ((9000, 1), (64, 512, 1)) if format == "row" else ((9000, 7), (64, 4, 7))
+        scales = {f"scale_{name}": numbers(*size, dtype=torch.float32) for name, size in zip("ab", sizes, strict=True)}
     with compiling(HOPPER) as found:
-        grouped_hopper.multiply("forward", a, b, offsets, numbers(4096, 256 if gate else 512), gate=gate, gather=gather)
+        grouped_hopper.multiply("forward", a, b, offsets, y, gate=gate, gather=gather, format=format, **scales)
     (compiled,) = found
-    assert "wgmma.mma_async.sync.aligned.m64n256k16" in compiled.assembly
+    assert f"wgmma.mma_async.sync.aligned.m64n{'256k16' if format == 'none' else '128k32'}" in compiled.assembly
     assert "cp.async.bulk.tensor.4d.shared" in compiled.assembly
     assert "cp.async.bulk.tensor.4d.global" in compiled.assembly
     assert ("cp.async.mbarrier.arrive.noinc" in compiled.assembly) == gathered

@@ -24,6 +24,11 @@ def check_latent(C: int) -> Rejection | None:
     return check(C)
 
 
+def check_products(K: int) -> Rejection | None:
+    """The same of the kernel for grouped products."""
+    return check(K)
+
+
 @cache
 def _compiled() -> Rejection | None:
     import triton

@@ -15,7 +15,7 @@ from portakernel_plugins.triton.attention.hopper_tiles import FAR
 from portakernel_plugins.triton.attention.row_blocks import described
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.matrix import grouped_mm
-from portakernel_plugins.triton.matrix.grouped_hopper_kernel import COLUMNS, CONSUMERS, ROWS, STORED, grouped
+from portakernel_plugins.triton.matrix.grouped_hopper_kernel import CONSUMERS, ROWS, grouped
 from portakernel_plugins.triton.matrix.grouped_mm import power_above
 
 # What TMA wants an address and all strides but the innermost to be divisible by, in bytes.
@@ -24,10 +24,20 @@ _ALIGNED = 16
 _FEWEST_LANES = 32
 
 
+# What a row of a block has of terms, in bytes: as much as the copy engine swizzles.
+_ROW_BYTES = 128
+_DTYPES = {
+    torch.bfloat16: gl.bfloat16,
+    torch.float16: gl.float16,
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.float8_e5m2: gl.float8e5,
+}
+
+
 @cache
 def _layout(block: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
     """How the copy engine lays a block: one object, for it takes 7 µs to make."""
-    return gl.NVMMASharedLayout.get_default_for([*block], gl.bfloat16 if dtype is torch.bfloat16 else gl.float16)
+    return gl.NVMMASharedLayout.get_default_for([*block], _DTYPES[dtype])
 
 
 def _described(x: Tensor, shape: list[int], strides: list[int], block: tuple[int, ...]) -> TensorDescriptor:
@@ -44,18 +54,22 @@ def _is_copied(x: Tensor) -> bool:
     return along and not x.data_ptr() % _ALIGNED and all(stride > 0 and stride % step == 0 for stride in outer)
 
 
-def _of_matrices(b: Tensor, block_k: int, gate: str | None, halves: str) -> TensorDescriptor:
+def _of_matrices(b: Tensor, block: tuple[int, int], gate: str | None, halves: str) -> TensorDescriptor:
     """``b: (E, N, K)`` in two halves of its columns, one of which is gate and one up; in one without a ``gate``."""
-    experts, columns, inners = b.shape
+    (experts, columns, inners), (wide, deep) = b.shape, block
     step = _ALIGNED // b.element_size()
     expert, column = (stride if size > 1 else step for stride, size in zip(b.stride(), b.shape[:2], strict=False))
     if gate is None:
-        shape, strides, block = [experts, 1, columns, inners], [expert, step, column], (1, 1, COLUMNS.value, block_k)
-    else:
-        shape, block = [experts, 2, columns // 2, inners], (1, 2, STORED.value, block_k)
-        half = (columns // 2 * column, column) if halves == "concat" else (column, 2 * column)
-        strides = [expert, *half]
-    return _described(b, shape, [*strides, 1], block)
+        return _described(b, [experts, 1, columns, inners], [expert, step, column, 1], (1, 1, wide, deep))
+    half, column = (columns // 2 * column, column) if halves == "concat" else (column, 2 * column)
+    return _described(b, [experts, 2, columns // 2, inners], [expert, half, column, 1], (1, 2, wide // 2, deep))
+
+
+def _of_results(y: Tensor, wide: int) -> TensorDescriptor:
+    """``y: (R, N)``, contiguous, as ``hopper_tiles.py`` says: the engine's numbers of two bytes wrap round at 2**63."""
+    (rows, columns), far = y.shape, FAR.value
+    shape, strides = [far + 1, rows + 1, far, columns], [(1 << 64) // far - columns, columns, columns, 1]
+    return _described(y, shape, strides, (1, 1, ROWS.value, wide))
 
 
 def multiply(
@@ -65,42 +79,59 @@ def multiply(
     offsets: Tensor,
     y: Tensor,
     *,
+    bias: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
     gather: Tensor | None = None,
+    format: str = "none",
     shared: int = 1,
     gate: str | None = None,
     halves: str = "concat",
-    **others: Any,
 ) -> None:
-    """As ``grouped_mm.multiply``, of which ``others`` are, and by which goes what this kernel cannot read or write."""
+    """As ``grouped_mm.multiply``, by which goes what this kernel has no tiles for, and cannot read or write."""
     (rows, columns), (experts, _, inners) = y.shape, b.shape
-    plain = not any(others.get(name) is not None for name in ("bias", "scale_a", "scale_b")) and not others.get("rest")
-    readable = _is_copied(b) and _is_copied(y) and _is_copied(a) and inners % (_ALIGNED // a.element_size()) == 0
-    if not rows or not columns or not experts or not inners or a.element_size() != 2 or not (plain and readable):
-        grouped_mm.multiply(
-            step, a, b, offsets, y, gather=gather, shared=shared, gate=gate, halves=halves, **others
-        )  # fmt: skip
-        return
-    kind = "grouped_mm.hopper" if gather is None else "grouped_mm.hopper_gathered"
-    how = configuration(kind, a.device, max(1, rows // experts))
+    kind = "grouped_mm.hopper" if format == "none" else "grouped_mm.hopper_float8"
+    how = configuration(kind, a.device, max(1, rows // max(experts, 1)))
     options = dict(how.options)
-    block_k = options["BLOCK_K"]
-    width = COLUMNS.value if gate is None else STORED.value
-    far = FAR.value
-    # the engine's numbers of two bytes wrap round at 2**63
-    target = _described(
-        y, [far + 1, rows + 1, far, columns], [(1 << 64) // far - columns, columns, columns, 1], (1, 1, ROWS.value, STORED.value)
-    )  # fmt: skip
+    block_k = _ROW_BYTES // a.element_size()
+    wide = options.pop("COLUMNS", 0)
+    width = wide if gate is None else wide // 2
+    paired = "no" if gate is None else "one by one" if halves == "concat" else "in turn"
+    readable = a.dtype in _DTYPES and (a.element_size() == 1) == (format != "none")
+    readable = readable and y.element_size() == 2 and all(map(_is_copied, (a, b, y)))
+    readable = readable and inners > 0 and not inners % (_ALIGNED // a.element_size())
+    # halves of which a tile's columns share a scale
+    whole = format != "block" or paired != "one by one" or not columns % width
+    if not wide or not rows or not columns or not experts or bias is not None or not readable or not whole:
+        grouped_mm.multiply(
+            step,
+            a,
+            b,
+            offsets,
+            y,
+            bias=bias,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            gather=gather,
+            format=format,
+            shared=shared,
+            gate=gate,
+            halves=halves,
+        )
+        return
     across = cdiv(columns, width)
     tiles = (cdiv(rows, ROWS.value * CONSUMERS.value) + experts) * across
-    step_a = _ALIGNED // a.element_size()
-    row_stride = a.stride(0) if a.shape[0] > 1 else step_a
+    row_stride = a.stride(0) if a.shape[0] > 1 else _ALIGNED // a.element_size()
+    registers = options.pop("REGISTERS")[gather is not None]
     launch(
         grouped,
         (min(tiles, how.programs), 1),
         _described(a, [*a.shape], [row_stride, 1], (ROWS.value, block_k)) if gather is None else a,
-        _of_matrices(b, block_k, gate, halves),
-        target,
+        _of_matrices(b, (wide, block_k), gate, halves),
+        _of_results(y, wide // 2),
         offsets,
+        scale_a,
+        scale_b,
         gather,
         experts,
         across,
@@ -111,8 +142,36 @@ def multiply(
         offsets.stride(0),
         0 if gather is None else gather.stride(0),
         shared,
+        *((0, 0) if scale_a is None else scale_a.stride()),
+        *((0, 0, 0) if scale_b is None else scale_b.stride()),
         LANES=max(power_above(experts), _FEWEST_LANES),
+        BLOCK_K=block_k,
         GATE=gate,
+        PAIRED=paired,
+        FORMAT=format,
         EVEN=inners % block_k == 0,
+        CONSUMER_REGISTERS=registers[0],
+        PRODUCER_REGISTERS=registers[1],
         **options,
     )
+
+
+def grouped_mm_hopper(
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    gather: Tensor | None = None,
+    format: str = "none",
+    out: Tensor | None = None,
+) -> Tensor:
+    """``grouped_mm`` of float16, bfloat16 or float8 numbers.
+
+    Raises:
+        ArgumentValueError: scales are not given as ``format`` says.
+    """
+    how: dict[str, Any] = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b, "gather": gather, "format": format}
+    return grouped_mm.product(multiply, a, b, offsets, out, **how)
