@@ -29,6 +29,11 @@ def check_products(K: int) -> Rejection | None:
     return check(K)
 
 
+def check_mixture(H: int) -> Rejection | None:
+    """The same of mixtures of experts, which multiply by it."""
+    return check(H)
+
+
 @cache
 def _compiled() -> Rejection | None:
     import triton

@@ -15,6 +15,7 @@ from portakernel_plugins.triton.attention.hopper_tiles import FAR
 from portakernel_plugins.triton.attention.row_blocks import described
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.matrix import grouped_mm
+from portakernel_plugins.triton.matrix.grouped_gradients import backward as gradients
 from portakernel_plugins.triton.matrix.grouped_hopper_kernel import CONSUMERS, ROWS, grouped
 from portakernel_plugins.triton.matrix.grouped_mm import power_above
 
@@ -101,7 +102,7 @@ def multiply(
     readable = readable and y.element_size() == 2 and all(map(_is_copied, (a, b, y)))
     readable = readable and inners > 0 and not inners % (_ALIGNED // a.element_size())
     # halves of which a tile's columns share a scale
-    whole = format != "block" or paired != "one by one" or not columns % width
+    whole = format != "block" or paired != "one by one" or (wide > 0 and not columns % width)
     if not wide or not rows or not columns or not experts or bias is not None or not readable or not whole:
         grouped_mm.multiply(
             step,
@@ -175,3 +176,17 @@ def grouped_mm_hopper(
     """
     how: dict[str, Any] = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b, "gather": gather, "format": format}
     return grouped_mm.product(multiply, a, b, offsets, out, **how)
+
+
+def backward(
+    grad_y: Tensor,
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor,
+    gather: Tensor | None,
+    *,
+    needs: tuple[bool, ...] = (True, True, False, False),
+) -> tuple[Tensor | None, ...]:
+    """The gradients for ``a`` and ``b``: by the kernels of ``triton.grouped_mm``."""
+    found = gradients(grad_y, a, b, offsets, None, gather, needs=(*needs[:2], False, False))
+    return *found[:2], None, None
