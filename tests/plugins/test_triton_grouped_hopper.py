@@ -31,9 +31,13 @@ PIECES = [(0, 1, 64, 65, 0), (128, 129, 300, 0, 7), (0, 0, 0), (500,), (3,) * 40
 
 @contextmanager
 def emulated(
-    monkeypatch: pytest.MonkeyPatch, stages: int = 2, programs: int = 3, kernel: ModuleType = grouped_hopper_kernel
+    monkeypatch: pytest.MonkeyPatch,
+    stages: int = 2,
+    programs: int = 3,
+    buffers: int = 1,
+    kernel: ModuleType = grouped_hopper_kernel,
 ) -> Iterator[None]:
-    options = {"COLUMNS": 64, "STAGES": stages, "REGISTERS": [[240, 24], [216, 72]], "num_warps": 4}
+    options = {"COLUMNS": 64, "STAGES": stages, "BUFFERS": buffers, "REGISTERS": [[240, 24], [216, 72]], "num_warps": 4}
     with monkeypatch.context() as patch:
         patch.setattr(grouped_hopper, "grouped", kernel.grouped)
         patch.setattr(grouped_hopper, "launch", on_threads(monkeypatch, kernel, hopper_memory, activations))
@@ -108,9 +112,10 @@ def test_every_tile_is_multiplied_once_and_nobody_elses_rows_are_written(monkeyp
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("buffers", [1, 2, 3])
 @pytest.mark.parametrize("inners", [8, 64, 328])
-def test_no_block_is_overwritten_too_early(monkeypatch, stages, inners):
-    with emulated(monkeypatch, stages, programs=4):
+def test_no_block_is_overwritten_too_early(monkeypatch, stages, buffers, inners):
+    with emulated(monkeypatch, stages, programs=4, buffers=buffers):
         assert_right(*drawn((70, 200, 0, 130), 72, inners))
 
 
@@ -175,7 +180,7 @@ def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path
         assert_right(a, b, offsets, gather=gather)
         assert_right(*narrow, offsets, **scales_of(a, b, "block"))
 
-    with emulated(monkeypatch, programs=6, kernel=module), pytest.raises((Stuck, AssertionError)):
+    with emulated(monkeypatch, programs=6, buffers=2, kernel=module), pytest.raises((Stuck, AssertionError)):
         all_of_them()
 
 

@@ -91,7 +91,13 @@ def multiply(
 ) -> None:
     """As ``grouped_mm.multiply``, by which goes what this kernel has no tiles for, and cannot read or write."""
     (rows, columns), (experts, _, inners) = y.shape, b.shape
-    kind = "grouped_mm.hopper" if format == "none" else "grouped_mm.hopper_float8"
+    kind = (
+        "grouped_mm.hopper_float8"
+        if format != "none"
+        else "grouped_mm.hopper"
+        if gate is None
+        else "grouped_mm.hopper_gated"
+    )
     how = configuration(kind, a.device, max(1, rows // max(experts, 1)))
     options = dict(how.options)
     block_k = _ROW_BYTES // a.element_size()

@@ -146,9 +146,10 @@ def _produce(
 
 
 @gluon.jit
-def _put(y, block, part, row, end, column, STORED: gl.constexpr):
+def _put(y, y_blocks, number, part, row, end, column, STORED: gl.constexpr, BUFFERS: gl.constexpr):
     """Stores 64 rows, of which those behind the expert's end are none."""
-    tma.store_wait(0)  # the last results have left the memory that these take
+    block = y_blocks.index(number)
+    tma.store_wait(BUFFERS - 1)  # the results have left that lay where these come
     block.reshape([ROWS, STORED]).store(part.to(block.dtype))
     fence_async_shared()
     store(y, [FAR, end, FAR - (end - row), column], block)
@@ -176,7 +177,7 @@ def _consume(
     CONSUMER: gl.constexpr, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
     scale_a, scale_b, scales, gather, gather_stride, shared,
     BLOCK_K: gl.constexpr, STAGES: gl.constexpr, LANES: gl.constexpr, WIDTH: gl.constexpr, STORED: gl.constexpr,
-    GATHERED: gl.constexpr, GATE: gl.constexpr, PAIRED: gl.constexpr, FORMAT: gl.constexpr,
+    GATHERED: gl.constexpr, GATE: gl.constexpr, PAIRED: gl.constexpr, FORMAT: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     offsets, offsets_stride, experts, across = where
     a_row, a_block, b_expert, b_column, b_block = scales
@@ -186,9 +187,10 @@ def _consume(
     )
     by_row: gl.constexpr = gl.SliceLayout(1, summed)
     last, tiles = _last_tiles(offsets, offsets_stride, experts, across, LANES, 4)
-    y_block = y_blocks.index(CONSUMER)
+    buffers = CONSUMER * BUFFERS  # the first one
     number = gl.program_id(0)
     done = 0  # blocks
+    stored = 0
     while number < tiles:
         expert, row, end, column = _tile_at(number, last, offsets, offsets_stride, WIDTH)
         row += CONSUMER * ROWS
@@ -257,11 +259,14 @@ def _consume(
                     acc = acc * gl.expand_dims(of_rows, 1) * gl.expand_dims(of_columns, 0)
             first, second = gl.split(gl.permute(gl.reshape(acc, [ROWS, 2, STORED]), (0, 2, 1)))
             if GATE is not None:
-                _put(y, y_block, activated(first, GATE) * second, row, end, column, STORED)
-            else:
-                _put(y, y_block, first, row, end, column, STORED)
+                first = activated(first, GATE) * second
+            _put(y, y_blocks, buffers + stored % BUFFERS, first, row, end, column, STORED, BUFFERS)
+            stored += 1
+            if GATE is None:  # noqa: SIM102 - one is compiled, and the other is asked
                 if column + STORED < columns:
-                    _put(y, y_block, second, row, end, column + STORED, STORED)
+                    at = column + STORED
+                    _put(y, y_blocks, buffers + stored % BUFFERS, second, row, end, at, STORED, BUFFERS)
+                    stored += 1
         else:
             for _step in range(steps):
                 place = done % STAGES
@@ -298,6 +303,7 @@ def grouped(
     LANES: gl.constexpr,  # a power of two above E, 32 at least
     BLOCK_K: gl.constexpr,  # 128 bytes
     STAGES: gl.constexpr,
+    BUFFERS: gl.constexpr,  # of results, for each consumer
     GATE: gl.constexpr,
     PAIRED: gl.constexpr,  # how gate and up lie in b: "one by one", "in turn", or "no"
     FORMAT: gl.constexpr,
@@ -313,7 +319,8 @@ def grouped(
     a_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_K], b.dtype)
     a_blocks = gl.allocate_shared_memory(b.dtype, [CONSUMERS * STAGES, ROWS, BLOCK_K], a_layout)
     b_blocks = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)  # noqa: RUF005
-    y_blocks = gl.allocate_shared_memory(y.dtype, [CONSUMERS] + y.block_type.shape, y.layout)  # noqa: RUF005
+    buffers: gl.constexpr = CONSUMERS * BUFFERS
+    y_blocks = gl.allocate_shared_memory(y.dtype, [buffers] + y.block_type.shape, y.layout)  # noqa: RUF005
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(STAGES):
@@ -332,12 +339,12 @@ def grouped(
         (_consume, (
             0, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
             scale_a_there, scale_b_there, scales, gather_there, gather_stride, shared,
-            BLOCK_K, STAGES, LANES, WIDTH, STORED, GATHERED, GATE, PAIRED, FORMAT,
+            BLOCK_K, STAGES, LANES, WIDTH, STORED, GATHERED, GATE, PAIRED, FORMAT, BUFFERS,
         )),
         (_consume, (
             1, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
             scale_a_there, scale_b_there, scales, gather_there, gather_stride, shared,
-            BLOCK_K, STAGES, LANES, WIDTH, STORED, GATHERED, GATE, PAIRED, FORMAT,
+            BLOCK_K, STAGES, LANES, WIDTH, STORED, GATHERED, GATE, PAIRED, FORMAT, BUFFERS,
         )),
         (_produce, (
             a, b, gather_there, a_blocks, b_blocks, full, empty, where, steps, inners, a_row, gather_stride, shared,
