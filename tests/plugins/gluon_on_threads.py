@@ -326,11 +326,18 @@ def _product(a: Any, b: _Shared, acc: Any, *, use_acc: bool = True, is_async: bo
     return HERE.products[-1]
 
 
-def _product_wait(pending: int, deps: tuple[Any, ...]) -> Any:
+def wait_for_earlier(pending: int, deps: tuple[Any, ...]) -> Any:
+    """``warpgroup_mma_wait`` of kernels in which the product that it gives may be one that is still to be computed."""
     while len(HERE.products) > pending:
         HERE.products.pop(0).end()
     (found,) = deps
     return found if found.value is None else found.value
+
+
+def _product_wait(pending: int, deps: tuple[Any, ...]) -> Any:
+    found = wait_for_earlier(pending, deps)
+    assert isinstance(found, Tensor), "a product that is not waited for is used"
+    return found
 
 
 def _draw(pointer: _Pointer, more: int) -> Tensor:

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 pytest.importorskip("triton.experimental.gluon")
 
 import torch
-from plugins.gluon_on_threads import Stuck, on_threads
+from plugins.gluon_on_threads import Stuck, on_threads, wait_for_earlier
 from plugins.hopper_kernels import mutants, mutated
 from torch import Tensor
 
@@ -40,7 +40,8 @@ def emulated(
     options = {"COLUMNS": 64, "STAGES": stages, "BUFFERS": buffers, "REGISTERS": [[240, 24], [216, 72]], "num_warps": 4}
     with monkeypatch.context() as patch:
         patch.setattr(grouped_hopper, "grouped", kernel.grouped)
-        patch.setattr(grouped_hopper, "launch", on_threads(monkeypatch, kernel, hopper_memory, activations))
+        launch = on_threads(monkeypatch, kernel, hopper_memory, activations, warpgroup_mma_wait=wait_for_earlier)
+        patch.setattr(grouped_hopper, "launch", launch)
         how = SimpleNamespace(options=options, programs=programs)
         patch.setattr(grouped_hopper, "configuration", lambda *_: how)
         yield
