@@ -17,10 +17,14 @@ from plugins.gluon_on_threads import Stuck, on_threads, wait_for_earlier
 from plugins.hopper_kernels import mutants, mutated
 from torch import Tensor
 
+import portakernel
 from plugins import gluon_on_threads
-from portakernel.authoring.triton import compiling
+from portakernel.authoring.triton import compiling, interpreting
+from portakernel.references import grouped_mm as grouped_reference
+from portakernel.references import moe_mlp as mlp_reference
 from portakernel.words.target import Target
 from portakernel_plugins.triton.attention import hopper_memory
+from portakernel_plugins.triton.experts import moe_mlp_hopper
 from portakernel_plugins.triton.gates import activations
 from portakernel_plugins.triton.matrix import grouped_hopper, grouped_hopper_kernel
 
@@ -207,3 +211,59 @@ def test_it_compiles_with_the_copy_engine_warpgroups_and_memory_of_a_hopper(form
     assert ("cp.async.mbarrier.arrive.noinc" in compiled.assembly) == gathered
     assert compiled.shared_bytes <= 227 * 1024
     assert compiled.spilled_bytes == 0
+
+
+def test_few_rows_and_gradients_are_the_other_kernels():
+    a, b, offsets = drawn((5, 0, 7), 24, 32, more=0)
+    gather = torch.tensor([3, 3, 0, 11, 5, 6, 7, 8, 9, 10, 1, 2], dtype=torch.int32)
+    grad = torch.randn(12, 24, generator=torch.Generator().manual_seed(2)).bfloat16()
+    with interpreting():
+        found = grouped_hopper.grouped_mm_hopper(a, b, offsets, gather=gather)
+        grad_a, grad_b, *others = grouped_hopper.backward(grad, a, b, offsets, gather)
+    assert torch.equal(found, grouped_reference.forward(a, b, offsets, gather=gather))
+    leaves = [x.double().requires_grad_() for x in (a, b)]
+    grouped_reference.forward(*leaves, offsets, gather=gather).backward(grad.double())
+    torch.testing.assert_close(grad_a.double(), leaves[0].grad, atol=0.1, rtol=0.02)
+    torch.testing.assert_close(grad_b.double(), leaves[1].grad, atol=0.1, rtol=0.02)
+    assert others == [None, None]
+
+
+@pytest.mark.parametrize("halves", ["concat", "interleaved"])
+def test_a_mixture_of_experts_of_it(monkeypatch, halves):
+    source = torch.Generator().manual_seed(4)
+    x, w_in, w_out = (
+        torch.randn(size, generator=source).bfloat16() / 4 for size in ((150, 48), (3, 80, 48), (3, 48, 40))
+    )
+    experts = torch.rand(150, 3, generator=source).argsort(-1)[:, :2].int()
+    experts[3, 0] = -1
+    weights = torch.rand(150, 2, generator=source)
+    call = {"activation": "silu", "halves": halves}
+    with emulated(monkeypatch), interpreting():
+        found = moe_mlp_hopper.moe_mlp_hopper(x, w_in, w_out, weights, experts, **call)
+    wide_ones = (tensor.double() for tensor in (x, w_in, w_out, weights))
+    want = mlp_reference.forward(*wide_ones, experts, **call)
+    torch.testing.assert_close(found.double(), want, atol=0.03, rtol=0.02)
+
+
+@pytest.mark.parametrize("op", ["grouped_mm", "moe_mlp"])
+def test_it_is_claimed_for_hopper_alone(op):
+    shape = {
+        "grouped_mm": {"a": (4096, 512), "b": (8, 256, 512), "offsets": (9,)},
+        "moe_mlp": {
+            "x": (512, 256),
+            "w_in": (8, 256, 256),
+            "w_out": (8, 256, 128),
+            "weights": (512, 2),
+            "experts": (512, 2),
+        },
+    }[op]
+    values = {"activation": "silu"} if op == "moe_mlp" else {}
+    for target, claimed in (
+        ("nvidia:sm_90", True),
+        ("nvidia:sm_80", False),
+        ("nvidia:sm_100", False),
+        ("amd:gfx942", False),
+    ):
+        decision = portakernel.explain(op, target=target, dtype="bfloat16", shape=shape, **values)
+        (one,) = (one for one in decision.candidates if one.kernel.name == f"triton.{op}_hopper")
+        assert (one.status != "rejected") == claimed
