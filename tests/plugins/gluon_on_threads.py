@@ -330,8 +330,8 @@ def wait_for_earlier(pending: int, deps: tuple[Any, ...]) -> Any:
     """``warpgroup_mma_wait`` of kernels in which the product that it gives may be one that is still to be computed."""
     while len(HERE.products) > pending:
         HERE.products.pop(0).end()
-    (found,) = deps
-    return found if found.value is None else found.value
+    found = tuple(dep if dep.value is None else dep.value for dep in deps)
+    return found if len(found) > 1 else found[0]
 
 
 def _product_wait(pending: int, deps: tuple[Any, ...]) -> Any:
@@ -378,6 +378,10 @@ def _scan(x: Tensor, axis: int, combine: Callable[[Any, Any], Any]) -> Tensor:
     return torch.stack(found, axis)
 
 
+def _static_assert(condition: bool) -> None:
+    assert condition
+
+
 def _layout(*_: Any, **__: Any) -> None:
     return None
 
@@ -394,6 +398,7 @@ LANGUAGE = SimpleNamespace(
     maximum=_extreme(torch.maximum),
     ceil=torch.ceil,
     static_range=range,
+    static_assert=_static_assert,
     arange=lambda begin, end, layout: torch.arange(begin, end),
     full=lambda shape, value, dtype, layout: torch.full(
         shape, int(value) if dtype is torch.int32 else value, dtype=dtype

@@ -39,9 +39,17 @@ def emulated(
     stages: int = 2,
     programs: int = 3,
     buffers: int = 1,
+    consumers: int = 2,
     kernel: ModuleType = grouped_hopper_kernel,
 ) -> Iterator[None]:
-    options = {"COLUMNS": 64, "STAGES": stages, "BUFFERS": buffers, "REGISTERS": [[240, 24], [216, 72]], "num_warps": 4}
+    options = {
+        "CONSUMERS": consumers,
+        "COLUMNS": 64,
+        "STAGES": stages,
+        "BUFFERS": buffers,
+        "REGISTERS": [[240, 24], [216, 72]],
+        "num_warps": 4,
+    }
     with monkeypatch.context() as patch:
         patch.setattr(grouped_hopper, "grouped", kernel.grouped)
         launch = on_threads(monkeypatch, kernel, hopper_memory, activations, warpgroup_mma_wait=wait_for_earlier)
@@ -109,9 +117,10 @@ def assert_right(
 
 
 @pytest.mark.parametrize("pieces", PIECES)
+@pytest.mark.parametrize("consumers", [2, 3])
 @pytest.mark.parametrize("programs", [1, 3, 1000])
-def test_every_tile_is_multiplied_once_and_nobody_elses_rows_are_written(monkeypatch, pieces, programs):
-    with emulated(monkeypatch, programs=programs):
+def test_every_tile_is_multiplied_once_and_nobody_elses_rows_are_written(monkeypatch, pieces, consumers, programs):
+    with emulated(monkeypatch, programs=programs, consumers=consumers):
         for columns in (8, 64, 104):
             assert_right(*drawn(pieces, columns, 72))
 
@@ -181,11 +190,14 @@ def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path
     narrow = a.to(torch.float8_e4m3fn), b.mul(0.2).to(torch.float8_e4m3fn)
 
     def all_of_them() -> None:
-        assert_right(a, b, offsets)
-        assert_right(a, b, offsets, gather=gather)
-        assert_right(*narrow, offsets, **scales_of(a, b, "block"))
+        with emulated(monkeypatch, programs=6, buffers=2, kernel=module):
+            assert_right(a, b, offsets)
+            assert_right(a, b, offsets, gather=gather)
+            assert_right(*narrow, offsets, **scales_of(a, b, "block"))
+        with emulated(monkeypatch, programs=6, consumers=3, kernel=module):
+            assert_right(a, b, offsets)
 
-    with emulated(monkeypatch, programs=6, buffers=2, kernel=module), pytest.raises((Stuck, AssertionError)):
+    with pytest.raises((Stuck, AssertionError)):
         all_of_them()
 
 
@@ -267,3 +279,20 @@ def test_it_is_claimed_for_hopper_alone(op):
         decision = portakernel.explain(op, target=target, dtype="bfloat16", shape=shape, **values)
         (one,) = (one for one in decision.candidates if one.kernel.name == f"triton.{op}_hopper")
         assert (one.status != "rejected") == claimed
+
+
+def test_three_consumers_have_registers_enough(monkeypatch):
+    options = {"CONSUMERS": 3, "COLUMNS": 256, "STAGES": 3, "BUFFERS": 1, "REGISTERS": [[160, 32]] * 2}
+    how = SimpleNamespace(options={**options, "num_warps": 4, "maxnreg": 128}, programs=132)
+    monkeypatch.setattr(grouped_hopper, "configuration", lambda *_: how)
+
+    def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    a, b, offsets = numbers(9000, 768), numbers(64, 512, 768), numbers(65, dtype=torch.int32)
+    with compiling(HOPPER) as found:
+        grouped_hopper.multiply("forward", a, b, offsets, numbers(9000, 512))
+    (compiled,) = found
+    assert "wgmma.mma_async.sync.aligned.m64n128k16" in compiled.assembly
+    assert compiled.shared_bytes <= 227 * 1024
+    assert compiled.spilled_bytes == 0

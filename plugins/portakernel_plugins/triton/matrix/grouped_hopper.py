@@ -16,7 +16,7 @@ from portakernel_plugins.triton.attention.row_blocks import described
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.matrix import grouped_mm
 from portakernel_plugins.triton.matrix.grouped_gradients import backward as gradients
-from portakernel_plugins.triton.matrix.grouped_hopper_kernel import CONSUMERS, ROWS, grouped
+from portakernel_plugins.triton.matrix.grouped_hopper_kernel import ROWS, grouped
 from portakernel_plugins.triton.matrix.grouped_mm import power_above
 
 # What TMA wants an address and all strides but the innermost to be divisible by, in bytes.
@@ -91,14 +91,8 @@ def multiply(
 ) -> None:
     """As ``grouped_mm.multiply``, by which goes what this kernel has no tiles for, and cannot read or write."""
     (rows, columns), (experts, _, inners) = y.shape, b.shape
-    kind = (
-        "grouped_mm.hopper_float8"
-        if format != "none"
-        else "grouped_mm.hopper"
-        if gate is None
-        else "grouped_mm.hopper_gated"
-    )
-    how = configuration(kind, a.device, max(1, rows // max(experts, 1)))
+    kind = "float8" if format != "none" else "gathered" if gate is not None or gather is not None else "rows"
+    how = configuration(f"grouped_mm.hopper_{kind}", a.device, max(1, rows // max(experts, 1)))
     options = dict(how.options)
     block_k = _ROW_BYTES // a.element_size()
     wide = options.pop("COLUMNS", 0)
@@ -127,7 +121,7 @@ def multiply(
         )
         return
     across = cdiv(columns, width)
-    tiles = (cdiv(rows, ROWS.value * CONSUMERS.value) + experts) * across
+    tiles = (cdiv(rows, ROWS.value * options["CONSUMERS"]) + experts) * across
     row_stride = a.stride(0) if a.shape[0] > 1 else _ALIGNED // a.element_size()
     registers = options.pop("REGISTERS")[gather is not None]
     launch(
@@ -151,7 +145,7 @@ def multiply(
         shared,
         *((0, 0) if scale_a is None else scale_a.stride()),
         *((0, 0, 0) if scale_b is None else scale_b.stride()),
-        LANES=max(power_above(experts), _FEWEST_LANES),
+        LANES=max(power_above(experts - 1), _FEWEST_LANES),
         BLOCK_K=block_k,
         GATE=gate,
         PAIRED=paired,

@@ -1,4 +1,4 @@
-"""Grouped products for Hopper in Gluon: warps that fetch, and two warpgroups that multiply.
+"""Grouped products for Hopper in Gluon: warps that fetch, and two or three warpgroups that multiply.
 
 The producer has rows and matrices brought into a ring of shared memory: by the copy engine, or, rows that are gathered,
 by asynchronous copies of its own four warps, for the engine of Hopper gathers none. Each consumer, a warpgroup of four
@@ -38,10 +38,8 @@ from portakernel_plugins.triton.gates.activations import activated
 
 # What one warpgroup multiplies.
 ROWS = gl.constexpr(64)
-CONSUMERS = gl.constexpr(2)
 # The columns, and the terms, that share a scale.
 SCALED = gl.constexpr(128)
-_TILE = gl.constexpr(ROWS.value * CONSUMERS.value)
 # Threads that gather.
 _WARPS = gl.constexpr(4)
 _THREADS = gl.constexpr(32 * _WARPS.value)
@@ -53,28 +51,28 @@ def _plus(x, y):
 
 
 @gluon.jit
-def _last_tiles(offsets, offsets_stride, experts, across, LANES: gl.constexpr, WARPS: gl.constexpr):
+def _last_tiles(offsets, offsets_stride, experts, across, TILE: gl.constexpr, LANES: gl.constexpr, WARPS: gl.constexpr):
     """Of each expert how many tiles there are up to its last one, and how many there are in all."""
     # every warp has all of them: sums need no memory
     layout: gl.constexpr = gl.BlockedLayout([LANES // 32], [32], [WARPS], [0])
     lane = gl.arange(0, LANES, layout=layout)
-    begin = gl.load(offsets + lane * offsets_stride, mask=lane <= experts, other=0).to(gl.int32)
+    begin = gl.load(offsets + lane * offsets_stride, mask=lane < experts, other=0).to(gl.int32)
     end = gl.load(offsets + (lane + 1) * offsets_stride, mask=lane < experts, other=0).to(gl.int32)
-    tiles = gl.where(lane < experts, gl.maximum((end - begin + _TILE - 1) // _TILE, 0), 0) * across
+    tiles = gl.maximum((end - begin + TILE - 1) // TILE, 0) * across
     last = gl.associative_scan(tiles, 0, _plus)
     return last, gl.sum(tiles, 0)
 
 
 @gluon.jit
-def _tile_at(number, last, offsets, offsets_stride, WIDTH: gl.constexpr):
+def _tile_at(number, last, offsets, offsets_stride, TILE: gl.constexpr, WIDTH: gl.constexpr):
     """Of a tile the expert, the first row, the expert's end, and the first column: rows of a column come first."""
     before = last <= number
     expert = gl.sum(before.to(gl.int32), 0)
     place = number - gl.max(gl.where(before, last, 0), 0)
     begin = gl.load(offsets + expert * offsets_stride).to(gl.int32)
     end = gl.load(offsets + (expert + 1) * offsets_stride).to(gl.int32)
-    height = (end - begin + _TILE - 1) // _TILE
-    return expert, begin + place % height * _TILE, end, place // height * WIDTH
+    height = (end - begin + TILE - 1) // TILE
+    return expert, begin + place % height * TILE, end, place // height * WIDTH
 
 
 @gluon.jit
@@ -103,18 +101,19 @@ def _addresses(a, gather, first, end, a_row, gather_stride, shared, BLOCK_K: gl.
 @gluon.jit
 def _produce(
     a, b, gather, a_blocks, b_blocks, full, empty, where, steps, inners, a_row, gather_stride, shared,
-    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, LANES: gl.constexpr, WIDTH: gl.constexpr, GATHERED: gl.constexpr,
-    EVEN: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, LANES: gl.constexpr, WIDTH: gl.constexpr,
+    GATHERED: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
     offsets, offsets_stride, experts, across = where
     WARPS: gl.constexpr = _WARPS if GATHERED else 1
-    last, tiles = _last_tiles(offsets, offsets_stride, experts, across, LANES, WARPS)
+    last, tiles = _last_tiles(offsets, offsets_stride, experts, across, CONSUMERS * ROWS, LANES, WARPS)
     number = gl.program_id(0)
     done = 0  # blocks
     while number < tiles:
-        expert, row, end, column = _tile_at(number, last, offsets, offsets_stride, WIDTH)
-        has_second = row + ROWS < end
+        expert, row, end, column = _tile_at(number, last, offsets, offsets_stride, CONSUMERS * ROWS, WIDTH)
+        parts = gl.minimum((end - row + ROWS - 1) // ROWS, CONSUMERS)  # of consumers that have rows
         if GATHERED:
+            gl.static_assert(CONSUMERS == 2)
             first_at, is_first = _addresses(a, gather, row, end, a_row, gather_stride, shared, BLOCK_K)
             second_at, is_second = _addresses(a, gather, row + ROWS, end, a_row, gather_stride, shared, BLOCK_K)
             layout: gl.constexpr = gl.BlockedLayout([1, BLOCK_K // 8], [4, 8], [_WARPS, 1], [1, 0])
@@ -129,18 +128,19 @@ def _produce(
                 is_term = term >= 0
                 if not EVEN:  # addresses of rows are divisible by 16 bytes, and so is their length
                     is_term = gl.max_constancy(term < inners - inner, [1, BLOCK_K // 8])
-                copy(a_blocks.index(2 * place), first_at + inner, is_first & is_term)
-                if has_second:
-                    copy(a_blocks.index(2 * place + 1), second_at + inner, is_second & is_term)
+                copy(a_blocks.index(CONSUMERS * place), first_at + inner, is_first & is_term)
+                if parts > 1:
+                    copy(a_blocks.index(CONSUMERS * place + 1), second_at + inner, is_second & is_term)
                 async_copy.mbarrier_arrive(full.index(place), increment_count=False)
             else:
-                if has_second:
-                    mbarrier.expect(full.index(place), b.block_type.nbytes + CONSUMERS * a.block_type.nbytes)
-                    load(a, [row + ROWS, inner], full.index(place), a_blocks.index(2 * place + 1))
-                else:
-                    mbarrier.expect(full.index(place), b.block_type.nbytes + a.block_type.nbytes)
-                load(a, [row, inner], full.index(place), a_blocks.index(2 * place))
+                for some in gl.static_range(1, CONSUMERS + 1):
+                    if parts == some:
+                        mbarrier.expect(full.index(place), b.block_type.nbytes + some * a.block_type.nbytes)
                 load(b, [expert, 0, column, inner], full.index(place), b_blocks.index(place))
+                for part in gl.static_range(CONSUMERS):
+                    if part < parts:
+                        at = row + part * ROWS
+                        load(a, [at, inner], full.index(place), a_blocks.index(CONSUMERS * place + part))
             done += 1
         number += gl.num_programs(0)
 
@@ -173,91 +173,161 @@ def _columns_of_tile(column, columns, STORED: gl.constexpr, PAIRED: gl.constexpr
 
 
 @gluon.jit
+def _in_halves(acc, STORED: gl.constexpr):
+    return gl.split(gl.permute(gl.reshape(acc, [ROWS, 2, STORED]), (0, 2, 1)))
+
+
+@gluon.jit
+def _sums(
+    CONSUMER: gl.constexpr, a_blocks, b_blocks, full, empty, done, steps, CONSUMERS: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, STORED: gl.constexpr, GATHERED: gl.constexpr,
+):  # fmt: skip
+    """A consumer's part of a tile, in halves of its columns, and how many blocks are done."""
+    COLUMNS: gl.constexpr = 2 * STORED
+    summed: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
+    )
+    acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout=summed)
+    for step in range(steps):
+        place = done % STAGES
+        mbarrier.wait(full.index(place), done // STAGES & 1)
+        if GATHERED:
+            fence_async_shared()  # what threads copied is read by the tensor cores
+        left = a_blocks.index(CONSUMERS * place + CONSUMER)
+        right = b_blocks.index(place).reshape([COLUMNS, BLOCK_K]).permute((1, 0))
+        acc = warpgroup_mma(left, right, acc, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=(acc,))
+        if step > 0:
+            mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
+        done += 1
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
+    first, second = _in_halves(acc, STORED)
+    return first, second, done
+
+
+@gluon.jit
+def _sums_of_halves(
+    CONSUMER: gl.constexpr, a_blocks, b_blocks, full, empty, done, steps, CONSUMERS: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, STORED: gl.constexpr, GATHERED: gl.constexpr,
+):  # fmt: skip
+    """The same by two products: one of all columns wants more registers than three consumers' threads begin with."""
+    summed: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, STORED, 16])
+    first = gl.zeros([ROWS, STORED], gl.float32, layout=summed)
+    second = gl.zeros([ROWS, STORED], gl.float32, layout=summed)
+    for step in range(steps):
+        place = done % STAGES
+        mbarrier.wait(full.index(place), done // STAGES & 1)
+        if GATHERED:
+            fence_async_shared()
+        left = a_blocks.index(CONSUMERS * place + CONSUMER)
+        right = b_blocks.index(place).reshape([2 * STORED, BLOCK_K])
+        first = warpgroup_mma(left, right.slice(0, STORED, dim=0).permute((1, 0)), first, is_async=True)
+        second = warpgroup_mma(left, right.slice(STORED, STORED, dim=0).permute((1, 0)), second, is_async=True)
+        first, second = warpgroup_mma_wait(2, deps=(first, second))
+        if step > 0:
+            mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
+        done += 1
+    first, second = warpgroup_mma_wait(0, deps=(first, second))
+    mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
+    return first, second, done
+
+
+@gluon.jit
+def _scaled_sums(
+    CONSUMER: gl.constexpr, a_blocks, b_blocks, full, empty, done, steps, expert, row, end, column, columns,
+    scale_a, scale_b, scales, gather, gather_stride, shared, CONSUMERS: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, STORED: gl.constexpr, GATHERED: gl.constexpr, PAIRED: gl.constexpr,
+    FORMAT: gl.constexpr,
+):  # fmt: skip
+    """The same of float8 numbers with scales."""
+    a_row, a_block, b_expert, b_column, b_block = scales
+    COLUMNS: gl.constexpr = 2 * STORED
+    summed: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 32]
+    )
+    by_row: gl.constexpr = gl.SliceLayout(1, summed)
+    acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout=summed)
+    none = gl.zeros([ROWS, COLUMNS], gl.float32, layout=summed)
+    rows = row + gl.arange(0, ROWS, layout=by_row)
+    is_row = rows < end
+    at_row = scale_a + _numbers(rows, is_row, gather, gather_stride, shared, GATHERED) * a_row
+    lane, is_column = _columns_of_tile(column, columns, STORED, PAIRED, gl.SliceLayout(0, summed))
+    at_matrix = scale_b + expert.to(gl.int64) * b_expert
+    if FORMAT == "block":
+        # all columns of a half share a scale
+        first_scale = at_matrix + column * (2 if PAIRED == "in turn" else 1) // SCALED * b_column
+        second_scale = first_scale
+        if PAIRED == "one by one":
+            second_scale = at_matrix + (column + columns) // SCALED * b_column
+        is_second = gl.expand_dims(gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, summed)) >= STORED, 0)
+        of_rows = gl.load(at_row, mask=is_row, other=0.0)
+        of_first = gl.load(first_scale)
+        of_second = gl.load(second_scale)
+    for step in range(steps):
+        place = done % STAGES
+        mbarrier.wait(full.index(place), done // STAGES & 1)
+        if GATHERED:
+            fence_async_shared()
+        left = a_blocks.index(CONSUMERS * place + CONSUMER)
+        right = b_blocks.index(place).reshape([COLUMNS, BLOCK_K]).permute((1, 0))
+        part = warpgroup_mma(left, right, none, use_acc=False, is_async=True)
+        if FORMAT == "block":
+            first_factor = of_rows * of_first
+            second_factor = of_rows * of_second
+            after = gl.minimum(step + 1, steps - 1)
+            of_rows = gl.load(at_row + after * a_block, mask=is_row, other=0.0)
+            of_first = gl.load(first_scale + after * b_block)
+            of_second = gl.load(second_scale + after * b_block)
+        part = warpgroup_mma_wait(0, deps=(part,))
+        mbarrier.arrive(empty.index(place), count=1)
+        done += 1
+        if FORMAT == "block":
+            factor = gl.expand_dims(first_factor, 1)
+            if PAIRED == "one by one":
+                factor = gl.where(is_second, gl.expand_dims(second_factor, 1), factor)
+            acc += part * factor
+        else:
+            acc += part
+    if FORMAT == "row":
+        of_rows = gl.load(at_row, mask=is_row, other=0.0)
+        of_columns = gl.load(at_matrix + lane * b_column, mask=is_column, other=0.0)
+        acc = acc * gl.expand_dims(of_rows, 1) * gl.expand_dims(of_columns, 0)
+    first, second = _in_halves(acc, STORED)
+    return first, second, done
+
+
+@gluon.jit
 def _consume(
     CONSUMER: gl.constexpr, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
-    scale_a, scale_b, scales, gather, gather_stride, shared,
+    scale_a, scale_b, scales, gather, gather_stride, shared, CONSUMERS: gl.constexpr,
     BLOCK_K: gl.constexpr, STAGES: gl.constexpr, LANES: gl.constexpr, WIDTH: gl.constexpr, STORED: gl.constexpr,
     GATHERED: gl.constexpr, GATE: gl.constexpr, PAIRED: gl.constexpr, FORMAT: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     offsets, offsets_stride, experts, across = where
-    a_row, a_block, b_expert, b_column, b_block = scales
-    COLUMNS: gl.constexpr = 2 * STORED
-    summed: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16 if FORMAT == "none" else 32]
-    )
-    by_row: gl.constexpr = gl.SliceLayout(1, summed)
-    last, tiles = _last_tiles(offsets, offsets_stride, experts, across, LANES, 4)
+    last, tiles = _last_tiles(offsets, offsets_stride, experts, across, CONSUMERS * ROWS, LANES, 4)
     buffers = CONSUMER * BUFFERS  # the first one
     number = gl.program_id(0)
     done = 0  # blocks
     stored = 0
     while number < tiles:
-        expert, row, end, column = _tile_at(number, last, offsets, offsets_stride, WIDTH)
+        expert, row, end, column = _tile_at(number, last, offsets, offsets_stride, CONSUMERS * ROWS, WIDTH)
         row += CONSUMER * ROWS
         if row < end:
-            acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout=summed)
-            if FORMAT == "none":
-                for step in range(steps):
-                    place = done % STAGES
-                    mbarrier.wait(full.index(place), done // STAGES & 1)
-                    if GATHERED:
-                        fence_async_shared()  # what threads copied is read by the tensor cores
-                    left = a_blocks.index(2 * place + CONSUMER)
-                    right = b_blocks.index(place).reshape([COLUMNS, BLOCK_K]).permute((1, 0))
-                    acc = warpgroup_mma(left, right, acc, is_async=True)
-                    acc = warpgroup_mma_wait(1, deps=(acc,))
-                    if step > 0:
-                        mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
-                    done += 1
-                acc = warpgroup_mma_wait(0, deps=(acc,))
-                mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
+            if FORMAT != "none":
+                first, second, done = _scaled_sums(
+                    CONSUMER, a_blocks, b_blocks, full, empty, done, steps, expert, row, end, column, columns,
+                    scale_a, scale_b, scales, gather, gather_stride, shared, CONSUMERS,
+                    BLOCK_K, STAGES, STORED, GATHERED, PAIRED, FORMAT,
+                )  # fmt: skip
+            elif CONSUMERS == 2:
+                first, second, done = _sums(
+                    CONSUMER, a_blocks, b_blocks, full, empty, done, steps, CONSUMERS, BLOCK_K, STAGES, STORED, GATHERED
+                )
             else:
-                none = gl.zeros([ROWS, COLUMNS], gl.float32, layout=summed)
-                rows = row + gl.arange(0, ROWS, layout=by_row)
-                is_row = rows < end
-                at_row = scale_a + _numbers(rows, is_row, gather, gather_stride, shared, GATHERED) * a_row
-                lane, is_column = _columns_of_tile(column, columns, STORED, PAIRED, gl.SliceLayout(0, summed))
-                at_matrix = scale_b + expert.to(gl.int64) * b_expert
-                if FORMAT == "block":
-                    # all columns of a half share a scale
-                    first_scale = at_matrix + column * (2 if PAIRED == "in turn" else 1) // SCALED * b_column
-                    second_scale = first_scale
-                    if PAIRED == "one by one":
-                        second_scale = at_matrix + (column + columns) // SCALED * b_column
-                    is_second = gl.expand_dims(gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, summed)) >= STORED, 0)
-                    of_rows = gl.load(at_row, mask=is_row, other=0.0)
-                    of_first = gl.load(first_scale)
-                    of_second = gl.load(second_scale)
-                for step in range(steps):
-                    place = done % STAGES
-                    mbarrier.wait(full.index(place), done // STAGES & 1)
-                    if GATHERED:
-                        fence_async_shared()
-                    left = a_blocks.index(2 * place + CONSUMER)
-                    right = b_blocks.index(place).reshape([COLUMNS, BLOCK_K]).permute((1, 0))
-                    part = warpgroup_mma(left, right, none, use_acc=False, is_async=True)
-                    if FORMAT == "block":
-                        first_factor = of_rows * of_first
-                        second_factor = of_rows * of_second
-                        after = gl.minimum(step + 1, steps - 1)
-                        of_rows = gl.load(at_row + after * a_block, mask=is_row, other=0.0)
-                        of_first = gl.load(first_scale + after * b_block)
-                        of_second = gl.load(second_scale + after * b_block)
-                    part = warpgroup_mma_wait(0, deps=(part,))
-                    mbarrier.arrive(empty.index(place), count=1)
-                    done += 1
-                    if FORMAT == "block":
-                        factor = gl.expand_dims(first_factor, 1)
-                        if PAIRED == "one by one":
-                            factor = gl.where(is_second, gl.expand_dims(second_factor, 1), factor)
-                        acc += part * factor
-                    else:
-                        acc += part
-                if FORMAT == "row":
-                    of_rows = gl.load(at_row, mask=is_row, other=0.0)
-                    of_columns = gl.load(at_matrix + lane * b_column, mask=is_column, other=0.0)
-                    acc = acc * gl.expand_dims(of_rows, 1) * gl.expand_dims(of_columns, 0)
-            first, second = gl.split(gl.permute(gl.reshape(acc, [ROWS, 2, STORED]), (0, 2, 1)))
+                first, second, done = _sums_of_halves(
+                    CONSUMER, a_blocks, b_blocks, full, empty, done, steps, CONSUMERS, BLOCK_K, STAGES, STORED, GATHERED
+                )
             if GATE is not None:
                 first = activated(first, GATE) * second
             _put(y, y_blocks, buffers + stored % BUFFERS, first, row, end, column, STORED, BUFFERS)
@@ -300,7 +370,8 @@ def grouped(
     scale_b_expert,
     scale_b_column,
     scale_b_block,
-    LANES: gl.constexpr,  # a power of two above E, 32 at least
+    CONSUMERS: gl.constexpr,
+    LANES: gl.constexpr,  # a power of two from E on, 32 at least
     BLOCK_K: gl.constexpr,  # 128 bytes
     STAGES: gl.constexpr,
     BUFFERS: gl.constexpr,  # of results, for each consumer
@@ -335,20 +406,44 @@ def grouped(
     scales = (scale_a_row, scale_a_block, scale_b_expert, scale_b_column, scale_b_block)
     # fmt: off
     # compile-time values stay such in tuples that stand in the call
-    gl.warp_specialize([
-        (_consume, (
-            0, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
-            scale_a_there, scale_b_there, scales, gather_there, gather_stride, shared,
-            BLOCK_K, STAGES, LANES, WIDTH, STORED, GATHERED, GATE, PAIRED, FORMAT, BUFFERS,
-        )),
-        (_consume, (
-            1, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
-            scale_a_there, scale_b_there, scales, gather_there, gather_stride, shared,
-            BLOCK_K, STAGES, LANES, WIDTH, STORED, GATHERED, GATE, PAIRED, FORMAT, BUFFERS,
-        )),
-        (_produce, (
-            a, b, gather_there, a_blocks, b_blocks, full, empty, where, steps, inners, a_row, gather_stride, shared,
-            BLOCK_K, STAGES, LANES, WIDTH, GATHERED, EVEN,
-        )),
-    ], [4, _WARPS if GATHERED else 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
+    if CONSUMERS == 2:
+        gl.warp_specialize([
+            (_consume, (
+                0, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
+                scale_a_there, scale_b_there, scales, gather_there, gather_stride, shared, CONSUMERS,
+                BLOCK_K, STAGES, LANES, WIDTH, STORED, GATHERED, GATE, PAIRED, FORMAT, BUFFERS,
+            )),
+            (_consume, (
+                1, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
+                scale_a_there, scale_b_there, scales, gather_there, gather_stride, shared, CONSUMERS,
+                BLOCK_K, STAGES, LANES, WIDTH, STORED, GATHERED, GATE, PAIRED, FORMAT, BUFFERS,
+            )),
+            (_produce, (
+                a, b, gather_there, a_blocks, b_blocks, full, empty, where, steps, inners, a_row, gather_stride, shared,
+                CONSUMERS, BLOCK_K, STAGES, LANES, WIDTH, GATHERED, EVEN,
+            )),
+        ], [4, _WARPS if GATHERED else 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
+    else:
+        gl.static_assert(CONSUMERS == 3)
+        gl.warp_specialize([
+            (_consume, (
+                0, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
+                scale_a_there, scale_b_there, scales, gather_there, gather_stride, shared, CONSUMERS,
+                BLOCK_K, STAGES, LANES, WIDTH, STORED, GATHERED, GATE, PAIRED, FORMAT, BUFFERS,
+            )),
+            (_consume, (
+                1, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
+                scale_a_there, scale_b_there, scales, gather_there, gather_stride, shared, CONSUMERS,
+                BLOCK_K, STAGES, LANES, WIDTH, STORED, GATHERED, GATE, PAIRED, FORMAT, BUFFERS,
+            )),
+            (_consume, (
+                2, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
+                scale_a_there, scale_b_there, scales, gather_there, gather_stride, shared, CONSUMERS,
+                BLOCK_K, STAGES, LANES, WIDTH, STORED, GATHERED, GATE, PAIRED, FORMAT, BUFFERS,
+            )),
+            (_produce, (
+                a, b, gather_there, a_blocks, b_blocks, full, empty, where, steps, inners, a_row, gather_stride, shared,
+                CONSUMERS, BLOCK_K, STAGES, LANES, WIDTH, GATHERED, EVEN,
+            )),
+        ], [4, 4, _WARPS if GATHERED else 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])
     # fmt: on
