@@ -225,19 +225,12 @@ def test_it_compiles_with_the_copy_engine_warpgroups_and_memory_of_a_hopper(form
     assert compiled.spilled_bytes == 0
 
 
-def test_few_rows_and_gradients_are_the_other_kernels():
+def test_few_rows_are_the_other_kernels():
     a, b, offsets = drawn((5, 0, 7), 24, 32, more=0)
     gather = torch.tensor([3, 3, 0, 11, 5, 6, 7, 8, 9, 10, 1, 2], dtype=torch.int32)
-    grad = torch.randn(12, 24, generator=torch.Generator().manual_seed(2)).bfloat16()
     with interpreting():
         found = grouped_hopper.grouped_mm_hopper(a, b, offsets, gather=gather)
-        grad_a, grad_b, *others = grouped_hopper.backward(grad, a, b, offsets, gather)
     assert torch.equal(found, grouped_reference.forward(a, b, offsets, gather=gather))
-    leaves = [x.double().requires_grad_() for x in (a, b)]
-    grouped_reference.forward(*leaves, offsets, gather=gather).backward(grad.double())
-    torch.testing.assert_close(grad_a.double(), leaves[0].grad, atol=0.1, rtol=0.02)
-    torch.testing.assert_close(grad_b.double(), leaves[1].grad, atol=0.1, rtol=0.02)
-    assert others == [None, None]
 
 
 @pytest.mark.parametrize("halves", ["concat", "interleaved"])

@@ -15,7 +15,6 @@ from portakernel_plugins.triton.attention.hopper_tiles import FAR
 from portakernel_plugins.triton.attention.row_blocks import described
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.matrix import grouped_mm
-from portakernel_plugins.triton.matrix.grouped_gradients import backward as gradients
 from portakernel_plugins.triton.matrix.grouped_hopper_kernel import ROWS, grouped
 from portakernel_plugins.triton.matrix.grouped_mm import power_above
 
@@ -176,17 +175,3 @@ def grouped_mm_hopper(
     """
     how: dict[str, Any] = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b, "gather": gather, "format": format}
     return grouped_mm.product(multiply, a, b, offsets, out, **how)
-
-
-def backward(
-    grad_y: Tensor,
-    a: Tensor,
-    b: Tensor,
-    offsets: Tensor,
-    gather: Tensor | None,
-    *,
-    needs: tuple[bool, ...] = (True, True, False, False),
-) -> tuple[Tensor | None, ...]:
-    """The gradients for ``a`` and ``b``: by the kernels of ``triton.grouped_mm``."""
-    found = gradients(grad_y, a, b, offsets, None, gather, needs=(*needs[:2], False, False))
-    return *found[:2], None, None
