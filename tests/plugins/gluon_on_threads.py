@@ -169,8 +169,36 @@ class _Program:
 class _Partition(threading.local):
     program: _Program
     late: bool
-    products: list[list[Any]]
+    threads: int
+    products: list[_Product]
+    copied: list[Callable[[], None]]
     stores: list[Callable[[], None]]
+
+
+class _Product:
+    """What the tensor cores compute when somebody waits for it; until then nothing but the next sum may have it."""
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        self.compute: Callable[[], Tensor] | None = compute
+        self.value: Tensor | None = None
+
+    def end(self) -> None:
+        assert self.compute is not None
+        self.value, self.compute = self.compute(), None
+
+    def found(self) -> Tensor:
+        assert self.value is not None, "a product that is not waited for is used"
+        return self.value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.found(), name)
+
+    def __mul__(self, other: Any) -> Any:
+        return self.found() * other
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        raise AssertionError("a product that is not waited for is used")
 
 
 HERE = _Partition()
@@ -191,10 +219,12 @@ def _specialize(partitions: Sequence[tuple[Any, tuple[Any, ...]]], warps: Sequen
 
     def run(place: int, function: Any, args: tuple[Any, ...]) -> None:
         HERE.program, HERE.products, HERE.stores, HERE.late = program, [], [], place == late
+        HERE.copied, HERE.threads = [], 32 * (warps[place - 1] if place else 4)
         try:
             function(*map(_own, args))
             assert not HERE.products, "a product that nobody waited for"
             assert not HERE.stores, "a program ended before its results had left"
+            assert not HERE.copied, "copies that no barrier counts"
         except BaseException as error:  # noqa: BLE001 - raised below
             failures.append(error)
             with program.changed:
@@ -237,6 +267,26 @@ def _load(described: _Described, corner: Sequence[Any], barrier: _Barrier, into:
         program.changed.notify_all()
 
 
+def _copy(into: _Shared, pointer: _Pointer, mask: Tensor) -> None:
+    """By the partition's threads, which say so to a barrier when it has been done."""
+    HERE.copied.append(lambda: into.store(_gl_load(pointer, mask)))
+
+
+def _copies_arrive(barrier: _Barrier, increment_count: bool) -> None:
+    assert not increment_count
+    copies, threads, program = HERE.copied, HERE.threads, HERE.program
+    HERE.copied = []
+
+    def copy() -> None:
+        for one in copies:
+            one()
+        barrier.change(threads, 0)
+
+    with program.changed:
+        program.copies.append(copy)
+        program.changed.notify_all()
+
+
 def _store(described: _Described, corner: Sequence[Any], block: _Shared) -> None:
     corner = list(map(int, corner))
 
@@ -263,26 +313,31 @@ def _store_wait(pending: int) -> None:
         HERE.stores.pop(0)()
 
 
-def _product(a: Any, b: _Shared, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> list[Any]:
+def _product(a: Any, b: _Shared, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> _Product:
     left = a if isinstance(a, Tensor) else a.data
 
     def compute() -> Tensor:
         found = left.float() @ b.data.float()
         # the sum so far can be a product that is still to be computed, before this one
-        return found + (acc if isinstance(acc, Tensor) else acc[0]) if use_acc else found
+        return found + (acc if isinstance(acc, Tensor) else acc.found()) if use_acc else found
 
     assert is_async
-    HERE.products.append([compute])
+    HERE.products.append(_Product(compute))
     return HERE.products[-1]
 
 
-def _product_wait(pending: int, deps: tuple[Any, ...]) -> Any:
+def wait_for_earlier(pending: int, deps: tuple[Any, ...]) -> Any:
+    """``warpgroup_mma_wait`` of kernels in which the product that it gives may be one that is still to be computed."""
     while len(HERE.products) > pending:
-        product = HERE.products.pop(0)
-        product[0] = product[0]()
-    (found,) = deps
-    assert isinstance(found[0], Tensor), "a product that is not waited for is used"
-    return found[0]
+        HERE.products.pop(0).end()
+    found = tuple(dep if dep.value is None else dep.value for dep in deps)
+    return found if len(found) > 1 else found[0]
+
+
+def _product_wait(pending: int, deps: tuple[Any, ...]) -> Any:
+    found = wait_for_earlier(pending, deps)
+    assert isinstance(found, Tensor), "a product that is not waited for is used"
+    return found
 
 
 def _draw(pointer: _Pointer, more: int) -> Tensor:
@@ -316,6 +371,17 @@ def _extreme(of: Any) -> Callable[[Any, Any], Any]:
     return lambda a, b: of(torch.as_tensor(a), torch.as_tensor(b))
 
 
+def _scan(x: Tensor, axis: int, combine: Callable[[Any, Any], Any]) -> Tensor:
+    found = list(x.unbind(axis))
+    for place in range(1, len(found)):
+        found[place] = combine(found[place - 1], found[place])
+    return torch.stack(found, axis)
+
+
+def _static_assert(condition: bool) -> None:
+    assert condition
+
+
 def _layout(*_: Any, **__: Any) -> None:
     return None
 
@@ -332,6 +398,7 @@ LANGUAGE = SimpleNamespace(
     maximum=_extreme(torch.maximum),
     ceil=torch.ceil,
     static_range=range,
+    static_assert=_static_assert,
     arange=lambda begin, end, layout: torch.arange(begin, end),
     full=lambda shape, value, dtype, layout: torch.full(
         shape, int(value) if dtype is torch.int32 else value, dtype=dtype
@@ -341,12 +408,20 @@ LANGUAGE = SimpleNamespace(
     where=torch.where,
     expand_dims=torch.unsqueeze,
     convert_layout=lambda x, layout: x,
+    exp=torch.exp,
     exp2=torch.exp2,
     log2=torch.log2,
     max=torch.amax,
     sum=torch.sum,
     cumsum=torch.cumsum,
     cdiv=lambda a, b: -(-a // b),
+    associative_scan=_scan,
+    multiple_of=lambda x, of: x,
+    max_contiguous=lambda x, of: x,
+    max_constancy=lambda x, of: x,
+    reshape=lambda x, shape: x.reshape(shape),
+    permute=lambda x, order: x.permute(order),
+    split=lambda x: x.unbind(-1),
     load=_gl_load,
     store=_gl_store,
     atomic_add=_draw,
@@ -384,6 +459,8 @@ NAMES = {
     "load": _load,
     "store": _store,
     "add": _add,
+    "copy": _copy,
+    "async_copy": SimpleNamespace(mbarrier_arrive=_copies_arrive),
     "warpgroup_mma": _product,
     "warpgroup_mma_wait": _product_wait,
     "fence_async_shared": lambda: None,

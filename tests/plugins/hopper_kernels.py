@@ -26,8 +26,8 @@ def mutants(kernel: ModuleType, needless: str | None = None) -> Iterator[Any]:
     for number, line in enumerate(inspect.getsource(kernel).splitlines()):
         if needless is not None and needless in line:
             continue
-        if waited := re.search(r"(\w+) = warpgroup_mma_wait\((\w+), deps=\((\w+),\)\)", line):
-            changed = f"{waited[1]} = warpgroup_mma_wait({waited[2]} + 1, deps=({waited[3]},))"
+        if waited := re.search(r"([\w, ]+) = warpgroup_mma_wait\((\w+), deps=\(([\w, ]+)\)\)", line):
+            changed = f"{waited[1].strip()} = warpgroup_mma_wait({waited[2]} + 1, deps=({waited[3]}))"
         elif re.search(r"mbarrier\.(wait|arrive|expect)\(|\bstore_wait", line):
             changed = "pass"
         else:

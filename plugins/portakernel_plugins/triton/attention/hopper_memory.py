@@ -10,7 +10,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
 
 
 @builtin
@@ -25,6 +25,8 @@ def _add(described: Any, corner: Any, block: Any, _semantic: Any = None) -> None
 _RENAMED = hasattr(tma, "async_load")
 load = tma.async_load if _RENAMED else tma.async_copy_global_to_shared
 store = tma.async_store if _RENAMED else tma.async_copy_shared_to_global
+# Triton 3.9 renamed it: what threads copy.
+copy = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 # Before Triton 3.8 Gluon's compiler had it, and its language did not.
 add = tma.async_atomic_add if hasattr(tma, "async_atomic_add") else _add
 

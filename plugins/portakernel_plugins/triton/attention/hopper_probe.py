@@ -24,6 +24,16 @@ def check_latent(C: int) -> Rejection | None:
     return check(C)
 
 
+def check_products(K: int) -> Rejection | None:
+    """The same of the kernel for grouped products."""
+    return check(K)
+
+
+def check_mixture(H: int) -> Rejection | None:
+    """The same of mixtures of experts, which multiply by it."""
+    return check(H)
+
+
 @cache
 def _compiled() -> Rejection | None:
     import triton

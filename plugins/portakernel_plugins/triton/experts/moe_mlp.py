@@ -14,6 +14,7 @@ sizes alone: a captured graph takes other routing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -133,7 +134,27 @@ def moe_mlp(
     Raises:
         ArgumentValueError: scales are not given as ``format`` says.
     """
-    check_scales(format, scale_x=scale_x, scale_in=scale_in, scale_out=scale_out)
+    scales = {"scale_x": scale_x, "scale_in": scale_in, "scale_out": scale_out}
+    how = {"activation": activation, "halves": halves, "format": format}
+    return mixture(multiply, x, w_in, w_out, weights, experts, out, scales, **how)
+
+
+def mixture(
+    multiplied: Callable[..., None],
+    x: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    out: Tensor | None,
+    scales: Mapping[str, Tensor | None],
+    *,
+    activation: str,
+    halves: str,
+    format: str,
+) -> Tensor:
+    """``moe_mlp``, ``multiplied`` as ``grouped_mm.multiply`` does."""
+    check_scales(format, **scales)
     (tokens, hidden), (count, _, width) = x.shape, w_out.shape
     dtype = x.dtype if format == "none" else torch.bfloat16
     whole = out if out is not None and out.is_contiguous() else None
@@ -148,12 +169,12 @@ def moe_mlp(
         "halves": halves,
         "format": format,
     }
-    multiply("gated", x, w_in, offsets, h, scale_a=scale_x, scale_b=scale_in, **how)
+    multiplied("gated", x, w_in, offsets, h, scale_a=scales["scale_x"], scale_b=scales["scale_in"], **how)
     scale_h = None
     if format != "none":
         told = str(x.dtype).removeprefix("torch.")
         h, scale_h = quantize_fp8(h, granularity=_GRANULARITIES[format], dtype=told)
     results = x.new_empty((assignments, hidden), dtype=dtype)
-    multiply("forward", h, w_out, offsets, results, scale_a=scale_h, scale_b=scale_out, format=format)
+    multiplied("forward", h, w_out, offsets, results, scale_a=scale_h, scale_b=scales["scale_out"], format=format)
     sums_of_tokens(results, inverse, weights, y)
     return delivered(y, out)

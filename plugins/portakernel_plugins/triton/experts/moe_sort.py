@@ -114,6 +114,7 @@ def _sort(
         everything = sizes
     else:
         if OVERLAP:
+            # until here nothing was read but experts, which were there before the counting began, and nothing written
             gdc_wait()
         everything = tl.zeros((EXPERTS,), tl.int32)
         for first in range(0, chunks, ROWS):

@@ -15,6 +15,7 @@ factor and rows the right one (``SWAP``), of which tensor cores take as few as t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -111,7 +112,8 @@ def _forward(
         numbers = (row + tl.arange(0, BLOCK_M)).to(tl.int64)
         is_row = numbers < end
         if gather is not None:
-            numbers = tl.load(gather + numbers * gather_stride, mask=is_row, other=0).to(tl.int64) // shared
+            numbers = tl.load(gather + numbers * gather_stride, mask=is_row, other=0).to(tl.int32) // shared
+            numbers = numbers.to(tl.int64)
         terms = steps
         if REST:
             terms = tl.where(expert == experts, 0, steps)
@@ -328,10 +330,18 @@ def grouped_mm(
     Raises:
         ArgumentValueError: scales are not given as ``format`` says.
     """
-    check_scales(format, scale_a, scale_b)
-    dtype = a.dtype if format == "none" else torch.bfloat16
+    how: dict[str, Any] = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b, "gather": gather, "format": format}
+    return product(multiply, a, b, offsets, out, **how)
+
+
+def product(
+    multiplied: Callable[..., None], a: Tensor, b: Tensor, offsets: Tensor, out: Tensor | None, **how: Any
+) -> Tensor:
+    """``grouped_mm``, ``multiplied`` as ``multiply`` does."""
+    check_scales(how["format"], how["scale_a"], how["scale_b"])
+    dtype = a.dtype if how["format"] == "none" else torch.bfloat16
     whole = out if out is not None and out.is_contiguous() else None
-    rows = a.shape[0] if gather is None else gather.shape[0]
+    rows = a.shape[0] if how["gather"] is None else how["gather"].shape[0]
     y = a.new_empty((rows, b.shape[1]), dtype=dtype) if whole is None else whole
-    multiply("forward", a, b, offsets, y, bias=bias, scale_a=scale_a, scale_b=scale_b, gather=gather, format=format)
+    multiplied("forward", a, b, offsets, y, **how)
     return delivered(y, out)
