@@ -5,9 +5,9 @@
     results = h @ w_out[e].T + bias_out[e]      both a row for each assignment, in the order of experts
     y[t] = sum over j of weights[t, j] * results[inverse[t, j]]
 
-Of float8, h is quantised as x is, in a launch of its own; beside weights of four bits it stays as it is. Each token's results are added in the order of its experts,
-by whoever has the token: nothing is added atomically, and equal calls give equal bits. What is launched depends on
-sizes alone: a captured graph takes other routing.
+Of float8, h is quantised as x is, in a launch of its own; beside weights of four bits it stays as it is. Each token's
+results are added in the order of its experts, by whoever has the token: nothing is added atomically, and equal calls
+give equal bits. What is launched depends on sizes alone: a captured graph takes other routing.
 """
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Triton iterates over its ranges.

@@ -1,9 +1,10 @@
 """What experts make of float32 blocks of gate and up, and its slopes.
 
-    swiglu_oai  f(gate, up) = (u + 1) * g * s           g = min(gate, 7), u = min(max(up, -7), 7), s = sigmoid(1.702 * g)
+    swiglu_oai  f(gate, up) = (u + 1) * g * s
                 df/dgate    = (u + 1) * s * (1 + 1.702 * g * (1 - s))   where gate <= 7, else 0
                 df/dup      = g * s                                     where -7 <= up <= 7, else 0
-    others      f(gate, up) = activation(gate) * up     as ``activations.py`` has them
+                with g = min(gate, 7), u = min(max(up, -7), 7), s = sigmoid(1.702 * g)
+    others      f(gate, up) = activation(gate) * up                     as ``activations.py`` has them
 
 What is not a number stays so.
 """

@@ -155,11 +155,11 @@ def _forward(
                 )  # fmt: skip
             if SWAP:
                 left, right = right, left.T
-            if FORMAT == "none" or FORMAT == "mxfp4":
-                z = tl.dot(left, right, z, input_precision=PRECISION)
-            elif FORMAT == "row":
+            if FORMAT == "row":
                 # the tensor cores' own sums are of fewer bits: so many terms, and no more
                 z += tl.dot(left, right)
+            elif FORMAT != "block":
+                z = tl.dot(left, right, z, input_precision=PRECISION)
             else:
                 at = scale_a + numbers * scale_a_row + step * scale_a_block
                 of_rows = tl.load(at, mask=is_row, other=0.0)
