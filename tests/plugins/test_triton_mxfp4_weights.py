@@ -76,14 +76,14 @@ def run(assembly: str, operands: dict[str, Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("scale", [1.0, 2.0**-9, 2.0**-127, 2.0**125])
 def test_each_byte_in_each_place_is_two_numbers_times_its_own_scale(scale):
     scales = [scale / 2 if scale > 1 else scale, scale, scale, scale]
-    bits = [torch.tensor(number).bfloat16().view(torch.uint16).long().item() for number in scales]
+    bits = [int(torch.tensor(number).bfloat16().view(torch.uint16)) for number in scales]
     positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
     numbers = torch.cat((positive, -positive))
     for place in range(4):
         others = 0xFFFFFFFF ^ 0xFF << 8 * place  # all other codes are the largest negative one
         operands = {"$4": BYTES << 8 * place | others}
         operands |= {f"${5 + i}": torch.full_like(BYTES, number | number << 16) for i, number in enumerate(bits)}
-        found = run(mxfp4_weights._PAIRS.value, operands)[place]
+        found = run(mxfp4_weights.PAIRS.value, operands)[place]
         for shift, codes in ((0, BYTES & 0xF), (16, BYTES >> 4)):
             halves = (found >> shift & 0xFFFF).to(torch.uint16).view(torch.bfloat16)
             want = (numbers[codes] * scales[place]).bfloat16()

@@ -12,8 +12,8 @@ factor and rows the right one (``SWAP``), of which tensor cores take as few as t
 
 Matrices of four bits (``mxfp4``, which ``moe_mlp`` alone has) are read through pointers and decoded in registers.
 """
-# pyright: reportGeneralTypeIssues=false
-# Python's types do not see that Triton iterates over its ranges.
+# pyright: reportGeneralTypeIssues=false, reportPossiblyUnbound=false
+# Python's types do not see that Triton iterates over its ranges, nor that conditions are compiled alike twice.
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def _forward(
         if REST:
             terms = tl.where(expert == experts, 0, steps)
         z = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+        groups = tl.cdiv(inners, SHARED)
         if FORMAT == "mxfp4":
-            groups = tl.cdiv(inners, SHARED)
             powers = read_scales(
                 scale_b, expert, column * IN_TURN, columns * IN_TURN, 0, groups,
                 scale_b_expert, scale_b_column, scale_b_block, BLOCK_N, BLOCK_K, PAIRED,

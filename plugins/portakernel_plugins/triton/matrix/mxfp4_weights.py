@@ -19,7 +19,7 @@ from portakernel_plugins.triton.quantize.float8 import widened, widened_power
 # Columns that share a scale.
 SHARED = tl.constexpr(32)
 # Of four bytes ($4) and the pairs of scales of each ($5 to $8): the pairs of numbers that each byte stands for.
-_PAIRS = tl.constexpr(
+PAIRS = tl.constexpr(
     """
     {
     .reg .b32 m, n, q, h, l, s, t, u, v, w, sign;
@@ -100,8 +100,9 @@ def decoded(
     if ASSEMBLY:
         spread = tl.broadcast_to(_twice(scales)[:, :, None], (BLOCK, GROUPS, SHARED // 2))
         operands = [codes, tl.reshape(spread, (BLOCK, BLOCK_K // 2))]
-        form: tl.constexpr = "=&r,=&r,=&r,=&r,r,r,r,r,r"
-        pairs = tl.inline_asm_elementwise(_PAIRS, form, operands, dtype=tl.int32, is_pure=True, pack=4)
+        pairs = tl.inline_asm_elementwise(
+            PAIRS, "=&r,=&r,=&r,=&r,r,r,r,r,r", operands, dtype=tl.int32, is_pure=True, pack=4
+        )
         low = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
         high = (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
         w = tl.reshape(tl.join(low, high), (BLOCK, BLOCK_K))
