@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from portakernel_plugins.triton.experts.moe_mlp import mixture
@@ -29,5 +31,5 @@ def moe_mlp_hopper(
         ArgumentValueError: scales are not given as ``format`` says.
     """
     scales = {"scale_x": scale_x, "scale_in": scale_in, "scale_out": scale_out}
-    how = {"activation": activation, "halves": halves, "format": format}
+    how: dict[str, Any] = {"activation": activation, "halves": halves, "format": format}
     return mixture(multiply, x, w_in, w_out, weights, experts, out, scales, **how)

@@ -12,7 +12,7 @@ factor and rows the right one (``SWAP``), of which tensor cores take as few as t
 
 Matrices of four bits (``mxfp4``, which ``moe_mlp`` alone has) are read through pointers and decoded in registers.
 """
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnbound=false
+# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # Python's types do not see that Triton iterates over its ranges, nor that conditions are compiled alike twice.
 
 from __future__ import annotations
