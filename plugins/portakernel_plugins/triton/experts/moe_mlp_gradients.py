@@ -171,7 +171,7 @@ def backward(
     if needs[2]:
         grad_out = w_out.new_empty(w_out.shape)
         gradient_of_matrices(grad_out, grad_y, u, offsets, assignments, of_grad=order, shared=choices)
-    if bias_in is not None and needs[5]:  # the kernel for Hopper, whose gradients are these too, takes none
+    if bias_in is not None and needs[5]:
         grad_before = bias_in.new_empty(bias_in.shape)
         gradient_of_bias(grad_before, z, offsets, assignments)
     if bias_out is not None and needs[6]:
