@@ -68,14 +68,14 @@ def _make_model(family: str, dtype: torch.dtype = torch.float32, **more: Any) ->
         torch.manual_seed(20)
         model = getattr(transformers, f"{family}ForCausalLM")(configuration)
         for name, parameter in model.named_parameters():
-            if "norm" in name or "sinks" in name:
+            if any(part in name for part in ("norm", "sinks", "bias")):
                 parameter.data += 0.3 * torch.randn_like(parameter)
     return model.to(DEVICE, dtype).eval()
 
 
 @pytest.fixture
 def make_model() -> Callable[..., Any]:
-    """Makes a family's model, the same one each time, with norms and sinks that are not their neutral values."""
+    """Makes a family's model, the same one each time, with norms, sinks and biases that are not neutral."""
     return _make_model
 
 

@@ -105,13 +105,14 @@ def test_logits_are_those_of_the_eager_path(
         found = logits(model, given, count)
     agree(found, plain, truth)
     assert counted()["rms_norm", ""] >= 5
+    assert (("moe_mlp", "") in counted()) == (family in ("GptOss", "Mixtral", "Qwen3Moe"))
     assert (("rotary_embedding", "") in counted()) == rotary
     assert {refused for op, refused in counted() if op.startswith("attention")} == {""}
     # GPT-OSS makes its masks without looking at positions: to it they are one sequence
     assert (("attention_varlen", "") in counted()) == (kind == "packed" and family != "GptOss")
 
 
-@pytest.mark.parametrize("family", ["Llama", "Gemma2"], indirect=True)
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "GptOss"], indirect=True)
 def test_logits_in_bfloat16_are_as_near_the_truth_as_the_eager_path_s(
     family: str, make_model: MakeModel, tokens: Tokens
 ) -> None:

@@ -94,15 +94,20 @@ def test_the_outcome_says_what_is_replaced_and_what_is_not(make_model: MakeModel
     assert str(outcome) == "gelu_and_mul, silu_and_mul not in MixtralExperts (2 times): these are moe_mlp's experts"
     outcome = integration.enable(make_model("Mixtral"), ("moe_route", "moe_mlp"))
     assert str(outcome) == ("moe_route         MixtralTopKRouter (2 times)\nmoe_mlp           MixtralExperts (2 times)")
-    outcome = integration.enable(make_model("GptOss"), ("moe_mlp",))
-    reason = "no fast kernel has biases and clamped gates of experts"
-    assert str(outcome) == f"moe_route, moe_mlp not in GptOssExperts (2 times): {reason}"
+    outcome = integration.enable(make_model("GptOss"), ("moe_route", "moe_mlp"))
+    assert str(outcome) == ("moe_route         GptOssTopKRouter (2 times)\nmoe_mlp           GptOssExperts (2 times)")
 
 
 def test_an_activation_without_an_op_is_left(make_model: MakeModel) -> None:
     outcome = integration.enable(make_model("Llama", hidden_act="relu"))
     (left,) = {left for left in outcome.left if left.what == "LlamaMLP"}
     assert left.reason == "no op has the activation ReLU"
+
+
+def test_experts_with_another_clamped_gate_are_left(make_model: MakeModel) -> None:
+    outcome = integration.enable(make_model("GptOss", swiglu_limit=5.0), ("moe_mlp",))
+    reason = "the op's clamped gate has alpha 1.702 and limit 7.0; this has 1.702 and 5.0"
+    assert str(outcome) == f"moe_mlp           not in GptOssExperts (2 times): {reason}"
 
 
 def test_only_the_named_ops_are_replaced(make_model: MakeModel, tokens: Tokens, counted: Counted) -> None:

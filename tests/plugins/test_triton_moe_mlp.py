@@ -11,6 +11,8 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
+from portakernel import explain
+from portakernel.authoring import ArgumentValueError
 from portakernel.references import moe_mlp as reference
 from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.experts import moe_mlp as op
@@ -50,17 +52,26 @@ def drawn(width: int, hidden: int = 48, tokens: int = 19, choices: int = 3) -> t
     )
 
 
-def assert_right(given: tuple[Tensor, ...], **values: Any) -> None:
+def drawn_biases(width: int, hidden: int = 48) -> dict[str, Tensor]:
+    source = torch.Generator().manual_seed(width)
+    sizes = {"bias_in": 2 * width, "bias_out": hidden}
+    return {name: torch.randn(5, size, generator=source) for name, size in sizes.items()}
+
+
+def assert_right(given: tuple[Tensor, ...], biases: dict[str, Tensor] | None = None, **values: Any) -> None:
     *floats, experts = given
     wide = [tensor.double() for tensor in floats]
-    want = reference.forward(*wide, experts, **values)
-    torch.testing.assert_close(op.moe_mlp(*given, **values).double(), want, atol=1e-5, rtol=1e-5)
+    biases = biases or {}
+    wide_biases = {name: bias.double() for name, bias in biases.items()}
+    want = reference.forward(*wide, experts, **wide_biases, **values)
+    torch.testing.assert_close(op.moe_mlp(*given, **biases, **values).double(), want, atol=1e-5, rtol=1e-5)
     grad = torch.randn(want.shape, generator=torch.Generator().manual_seed(0))
-    wanted = reference.backward(grad.double(), *wide, experts, **values)
-    found = moe_mlp_gradients.backward(grad, *given, **values)
-    for got, known in zip(found[:4], wanted[:4], strict=True):
-        assert got is not None
-        assert known is not None
+    wanted = reference.backward(grad.double(), *wide, experts, **wide_biases, **values)
+    found = moe_mlp_gradients.backward(grad, *given, **biases, **values)
+    known_ones = [grad for grad in (*wanted[:4], *wanted[8:]) if grad is not None]
+    found_ones = [grad for grad in found if grad is not None]
+    assert len(found_ones) == 4 + len(biases)
+    for got, known in zip(found_ones, known_ones, strict=True):
         torch.testing.assert_close(got.double(), known, atol=1e-5, rtol=1e-5)
 
 
@@ -130,3 +141,121 @@ def test_float8_with_its_scales(monkeypatch, format, halves, swap):
     assert found.dtype is torch.bfloat16
     assert off < 1.5 * (plain.double() - want).norm() / want.norm()
     assert not found[4].any()
+
+
+@pytest.mark.parametrize("halves", ["concat", "interleaved"])
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("described", [False, True])
+def test_biases_go_before_the_gate_and_to_each_experts_results(monkeypatch, halves, swap, described):
+    launched_with(monkeypatch, SWAP=swap, DESCRIPTORS=described, STORES=described)
+    x, *rest = drawn(36)
+    # gates and ups on both sides of their bounds
+    assert_right((8 * x, *rest), drawn_biases(36), activation="swiglu_oai", halves=halves)
+
+
+@pytest.mark.parametrize("name", ["bias_in", "bias_out"])
+def test_either_bias_may_be_absent(name):
+    assert_right(drawn(20), {name: drawn_biases(20)[name]}, activation="silu")
+
+
+def test_biases_are_read_by_strides_and_those_of_experts_without_rows_have_no_gradient():
+    x, w_in, w_out, weights, experts = drawn(20)
+    experts[experts == 2] = 1
+    biases = {name: torch.stack((bias, bias), -1)[..., 0] for name, bias in drawn_biases(20).items()}
+    assert_right((x, w_in, w_out, weights, experts), biases, activation="silu")
+    given = (x, w_in, w_out, weights, experts, biases["bias_in"], biases["bias_out"])
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    first, second = (moe_mlp_gradients.backward(grad, *given, activation="silu") for _ in range(2))
+    for place in (5, 6):
+        found, again = first[place], second[place]
+        assert found is not None
+        assert again is not None
+        assert torch.equal(found, again)
+        assert not found[2].any()
+        assert found[1].all()
+
+
+def test_gates_that_are_no_numbers_stay_so():
+    x, w_in, w_out, weights, experts = drawn(20)
+    bias = torch.zeros(5, 40)
+    bias[:, 3] = torch.nan
+    y = op.moe_mlp(x, w_in, w_out, weights, experts, bias_in=bias, activation="swiglu_oai", halves="concat")
+    assert y[0].isnan().all()
+
+
+def packed(codes: Tensor) -> Tensor:
+    return (codes[..., ::2] | codes[..., 1::2] << 4).view(torch.float4_e2m1fn_x2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("halves", ["concat", "interleaved"])
+@pytest.mark.parametrize(("swap", "block_k"), [(False, 32), (True, 32), (False, 64), (True, 64)])
+def test_mxfp4_is_the_layers_of_what_it_stands_for(monkeypatch, dtype, halves, swap, block_k):
+    launched_with(monkeypatch, SWAP=swap, BLOCK_K=block_k)
+    x, _, _, weights, experts = drawn(40, hidden=72)  # neither is a multiple of what shares a scale
+    source = torch.Generator().manual_seed(1)
+
+    def matrix(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        codes = torch.randint(16, (5, rows, columns), generator=source, dtype=torch.uint8)
+        scale = torch.randint(120, 127, (5, rows, -(-columns // 32)), generator=source, dtype=torch.uint8)
+        return packed(codes), scale.view(torch.float8_e8m0fnu)
+
+    (w_in, scale_in), (w_out, scale_out) = matrix(80, 72), matrix(72, 40)
+    values: dict[str, Any] = {"activation": "swiglu_oai", "halves": halves, "format": "mxfp4"}
+    values |= {"scale_in": scale_in, "scale_out": scale_out, **drawn_biases(40, 72)}
+    found = op.moe_mlp(x.to(dtype), w_in, w_out, weights, experts, **values)
+    (want,) = reference.truth(x.to(dtype), w_in, w_out, weights, experts, **values)
+    assert found.dtype is dtype
+    assert not found[4].any()
+    if dtype is torch.float32:
+        torch.testing.assert_close(found.double(), want, atol=1e-4, rtol=1e-4)
+        return
+    plain = reference.plain(x.to(dtype), w_in, w_out, weights, experts, **values)
+    assert (found.double() - want).norm() < 1.5 * (plain.double() - want).norm()
+
+
+def test_every_code_and_every_scale_of_mxfp4_is_exact():
+    # a weight for each pair of code and scale: x picks one, and no gate changes it
+    codes = torch.arange(16, dtype=torch.uint8).repeat(256, 2).unsqueeze(0)  # (1, 256, 32)
+    scales = torch.arange(256, dtype=torch.uint8).reshape(1, 256, 1)
+    offsets, y = torch.tensor([0, 16]), torch.empty(16, 256)
+    with torch.no_grad():
+        x = torch.eye(16, 32)
+        grouped_mm.multiply(
+            "forward", x, packed(codes), offsets, y, scale_b=scales.view(torch.float8_e8m0fnu), format="mxfp4"
+        )
+    positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
+    numbers = torch.cat((positive, -positive))
+    powers = 2.0 ** (torch.arange(255, dtype=torch.float64) - 127)
+    # what is beyond float32 would meet the zeros of x
+    want = (numbers[:, None] * powers).float()[:, :252]
+    assert torch.equal(y[:, :252], want)
+    assert y[:, 255].isnan().all()
+
+
+def test_rows_beside_mxfp4_weights_have_no_scales():
+    x, _, _, weights, experts = drawn(32, hidden=64)
+    w_in, w_out = packed(torch.zeros(5, 64, 64, dtype=torch.uint8)), packed(torch.zeros(5, 64, 32, dtype=torch.uint8))
+    values: dict[str, Any] = {"activation": "silu", "format": "mxfp4", "scale_x": torch.ones(19, 1)}
+    with pytest.raises(ArgumentValueError, match="scale_x is a tensor with format='mxfp4'; it must be left out"):
+        op.moe_mlp(x, w_in, w_out, weights, experts, **values)
+    del values["scale_x"]
+    with pytest.raises(ArgumentValueError, match="scale_in is None with format='mxfp4'; it must be given"):
+        op.moe_mlp(x, w_in, w_out, weights, experts, **values)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"activation": "swiglu_oai"}, "activation takes silu, gelu, gelu_tanh; this is 'swiglu_oai'"),
+        ({"dtype": {"bias_in": "bfloat16"}}, "does not serve bias_in=True"),
+        ({"dtype": {"bias_out": "bfloat16"}}, "does not serve bias_out=True"),
+    ],
+)
+def test_the_kernel_for_hopper_declines_clamped_gates_and_biases(asked, reason):
+    dtypes = {"x": "bfloat16", "weights": "float32", "experts": "int32", **asked.get("dtype", {})}
+    decision = explain("moe_mlp", target="nvidia:sm_90", **{**asked, "dtype": dtypes})
+    assert decision.chosen is not None
+    assert decision.chosen.name == "triton.moe_mlp"
+    (line,) = (line for line in str(decision).splitlines() if line.split()[0] == "triton.moe_mlp_hopper")
+    assert reason in line

@@ -21,11 +21,11 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A mixture of experts: the classes of its router and experts, and whose ``formula`` its routers have."""
+    """A mixture of experts: the classes of its router and experts, and whose ``formula`` these have."""
 
     router: str
     experts: str
-    formula: Literal["mixtral", "qwen3_moe"]
+    formula: Literal["mixtral", "qwen3_moe", "gpt_oss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,12 @@ FAMILIES = (
     Family(("qwen3",), "qwen3", Norm("Qwen3RMSNorm"), "Qwen3MLP"),
     Family(("gemma",), "gemma", Norm("GemmaRMSNorm", "gemma"), "GemmaMLP"),
     Family(("gemma2",), "gemma2", Norm("Gemma2RMSNorm", "gemma"), "Gemma2MLP"),
-    Family(("gpt_oss",), "gpt_oss", Norm("GptOssRMSNorm", "gpt_oss")),
+    Family(
+        ("gpt_oss",),
+        "gpt_oss",
+        Norm("GptOssRMSNorm", "gpt_oss"),
+        mixture=Mixture("GptOssTopKRouter", "GptOssExperts", "gpt_oss"),
+    ),
     Family(
         ("mixtral",),
         "mixtral",

@@ -18,13 +18,12 @@ from portakernel.integrations.transformers import seams
 from portakernel.integrations.transformers.families import FAMILIES, MODEL_TYPES, Family, family_of, family_of_module
 from portakernel.integrations.transformers.layers import (
     Forward,
-    activation_of,
     gate_of,
     mlp_forward,
     norm_forward,
     rotary_forward,
 )
-from portakernel.integrations.transformers.mixtures import experts_forward, router_forward
+from portakernel.integrations.transformers.mixtures import experts_forward, experts_refusal, router_forward
 from portakernel.integrations.transformers.outcome import Left, Outcome, Replaced
 
 ATTENTION = "attention"
@@ -155,16 +154,12 @@ class Switch:
         elif mixture is not None and name == mixture.router:
             op, forward = "moe_route", router_forward(mixture)
         elif mixture is not None and name == mixture.experts and "moe_mlp" in wanted:
-            op, forward = "moe_mlp", experts_forward
-            if activation_of(module) is None:
-                reason = f"the op has not the activation {type(module.act_fn).__name__}"
+            op, forward = "moe_mlp", experts_forward(mixture)
+            reason = experts_refusal(module, mixture)
+            if reason:
                 return Outcome(left=(Left(op, name, reason),))
-        elif name.endswith("Experts") and wanted & (GATES | MIXTURES):
-            of_others = mixture is None
-            reason = (
-                "no fast kernel has biases and clamped gates of experts" if of_others else "these are moe_mlp's experts"
-            )
-            return Outcome(left=(Left("moe_route, moe_mlp" if of_others else ", ".join(sorted(GATES)), name, reason),))
+        elif mixture is not None and name == mixture.experts and wanted & GATES:
+            return Outcome(left=(Left(", ".join(sorted(GATES)), name, "these are moe_mlp's experts"),))
         else:
             return Outcome()
         if op not in wanted:

@@ -1,13 +1,13 @@
 """``moe_mlp`` in Triton: a sort, two grouped products, and a sum.
 
     order, offsets, inverse = moe_sort(experts)
-    h = activation(gate) * up          gate, up: halves of x[order // K] @ w_in[e].T, gated before they are stored
-    results = h @ w_out[e].T           both a row for each assignment, in the order of experts
+    h = activation(gate) * up          gate, up: halves of x[order // K] @ w_in[e].T + bias_in[e], gated in registers
+    results = h @ w_out[e].T + bias_out[e]      both a row for each assignment, in the order of experts
     y[t] = sum over j of weights[t, j] * results[inverse[t, j]]
 
-Of float8, h is quantised as x is, in a launch of its own. Each token's results are added in the order of its experts,
-by whoever has the token: nothing is added atomically, and equal calls give equal bits. What is launched depends on
-sizes alone: a captured graph takes other routing.
+Of float8, h is quantised as x is, in a launch of its own; beside weights of four bits it stays as it is. Each token's
+results are added in the order of its experts, by whoever has the token: nothing is added atomically, and equal calls
+give equal bits. What is launched depends on sizes alone: a captured graph takes other routing.
 """
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Triton iterates over its ranges.
@@ -98,13 +98,14 @@ def sums_of_tokens(results: Tensor, inverse: Tensor, weights: Tensor | None, y: 
 
 
 def check_scales(format: str, **scales: Tensor | None) -> None:
-    """Nothing, when there are scales where the format has them.
+    """Nothing, when there are scales where the format has them: of mxfp4 those of the weights alone.
 
     Raises:
         ArgumentValueError: one is missing, or there is one too many.
     """
     for name, scale in scales.items():
-        if (scale is None) != (format == "none"):
+        without = format not in _GRANULARITIES if name == "scale_x" else format == "none"
+        if (scale is None) != without:
             needed = "it must be given" if scale is None else "it must be left out"
             found = "None" if scale is None else "a tensor"
             raise ArgumentValueError(f"moe_mlp: {name} is {found} with format={format!r}; {needed}")
@@ -120,6 +121,8 @@ def moe_mlp(
     scale_x: Tensor | None = None,
     scale_in: Tensor | None = None,
     scale_out: Tensor | None = None,
+    bias_in: Tensor | None = None,
+    bias_out: Tensor | None = None,
     activation: str,
     halves: str = "concat",
     format: str = "none",
@@ -128,14 +131,16 @@ def moe_mlp(
     """``y: (T, H)``, of x's dtype, or bfloat16 where that is float8.
 
     ``x``: ``(T, H)``, ``w_in``: ``(E, 2I, H)``, ``w_out``: ``(E, H, I)``; float32, float16 or bfloat16, or float8 with
-    scales. ``weights``: ``(T, K)``, float32, float16 or bfloat16; ``experts``: ``(T, K)``, int32 or int64. All of any
-    strides, ``out`` too.
+    scales, or ``w_in``: ``(E, 2I, H/2)`` and ``w_out``: ``(E, H, I/2)`` of float4_e2m1fn_x2 with scales, beside any
+    ``x`` but float8. ``weights``: ``(T, K)``, ``bias_in``: ``(E, 2I)`` and ``bias_out``: ``(E, H)``, float32, float16
+    or bfloat16; ``experts``: ``(T, K)``, int32 or int64. All of any strides, ``out`` too.
 
     Raises:
         ArgumentValueError: scales are not given as ``format`` says.
     """
     scales = {"scale_x": scale_x, "scale_in": scale_in, "scale_out": scale_out}
-    how = {"activation": activation, "halves": halves, "format": format}
+    how: dict[str, Any] = {"activation": activation, "halves": halves, "format": format}
+    how |= {"bias_in": bias_in, "bias_out": bias_out}
     return mixture(multiply, x, w_in, w_out, weights, experts, out, scales, **how)
 
 
@@ -152,11 +157,15 @@ def mixture(
     activation: str,
     halves: str,
     format: str,
+    bias_in: Tensor | None = None,
+    bias_out: Tensor | None = None,
 ) -> Tensor:
     """``moe_mlp``, ``multiplied`` as ``grouped_mm.multiply`` does."""
     check_scales(format, **scales)
-    (tokens, hidden), (count, _, width) = x.shape, w_out.shape
-    dtype = x.dtype if format == "none" else torch.bfloat16
+    # of packed weights the last size is another
+    (tokens, hidden), count, width = x.shape, w_in.shape[0], w_in.shape[1] // 2
+    quantised = format in _GRANULARITIES
+    dtype = torch.bfloat16 if quantised else x.dtype
     whole = out if out is not None and out.is_contiguous() else None
     y = x.new_empty((tokens, hidden), dtype=dtype) if whole is None else whole
     assignments = experts.numel()
@@ -169,12 +178,14 @@ def mixture(
         "halves": halves,
         "format": format,
     }
-    multiplied("gated", x, w_in, offsets, h, scale_a=scales["scale_x"], scale_b=scales["scale_in"], **how)
+    scale_x, scale_in, scale_out = (scales[name] for name in ("scale_x", "scale_in", "scale_out"))
+    multiplied("gated", x, w_in, offsets, h, bias=bias_in, scale_a=scale_x, scale_b=scale_in, **how)
     scale_h = None
-    if format != "none":
+    if quantised:
         told = str(x.dtype).removeprefix("torch.")
         h, scale_h = quantize_fp8(h, granularity=_GRANULARITIES[format], dtype=told)
     results = x.new_empty((assignments, hidden), dtype=dtype)
-    multiplied("forward", h, w_out, offsets, results, scale_a=scale_h, scale_b=scales["scale_out"], format=format)
+    given: dict[str, Any] = {"bias": bias_out, "scale_a": scale_h, "scale_b": scale_out, "format": format}
+    multiplied("forward", h, w_out, offsets, results, **given)
     sums_of_tokens(results, inverse, weights, y)
     return delivered(y, out)

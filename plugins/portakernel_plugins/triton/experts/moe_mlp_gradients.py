@@ -1,15 +1,15 @@
 """The gradients of ``moe_mlp`` in Triton, from its arguments alone: the first products are formed again.
 
 For each assignment of a token to an expert e, with ``w`` its weight, ``g`` the gradient of the token's y, and ``h``
-what the gate made of the halves of z:
+what the gate made of the halves of z, of its slopes s and t for gate and up:
 
-    z = x @ w_in[e].T                  u = g @ w_out[e]
-    grad_weights = h . u               grad_z: w * u * up * activation'(gate) and w * u * activation(gate)
-    grad_w_out[e] = sum of g.T @ (w * h)
-    grad_w_in[e] = sum of grad_z.T @ x
+    z = x @ w_in[e].T + bias_in[e]                   u = g @ w_out[e]
+    grad_weights = h . u + g . bias_out[e]           grad_z: w * u * s and w * u * t
+    grad_w_out[e] = sum of g.T @ (w * h)             grad_bias_out[e] = sum of w * g
+    grad_w_in[e] = sum of grad_z.T @ x               grad_bias_in[e] = sum of grad_z
     grad_x = sum of grad_z @ w_in[e], over a token's assignments in the order of its experts
 
-A program has one assignment, or a tile of one expert's matrix, whose assignments it adds up in their order.
+A program has one assignment, or a tile of one expert's matrix or bias, whose assignments it adds up in their order.
 """
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Triton iterates over its ranges.
@@ -24,9 +24,9 @@ from portakernel.authoring import ArgumentValueError
 from portakernel.authoring.triton import grid_of, launch, program_index
 from portakernel_plugins.triton.experts.moe_mlp import sums_of_tokens
 from portakernel_plugins.triton.experts.moe_sort import moe_sort
-from portakernel_plugins.triton.gates.activations import value_and_slope
+from portakernel_plugins.triton.gates.moe_gates import gated_pair_and_slopes
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.matrix.grouped_gradients import gradient_of_matrices
+from portakernel_plugins.triton.matrix.grouped_gradients import gradient_of_bias, gradient_of_matrices
 from portakernel_plugins.triton.matrix.grouped_mm import multiply
 
 
@@ -38,12 +38,22 @@ def _of_gate(
     offsets,  # of E experts, the last of which is the number of rows
     weights,  # (T, K)
     grad_weights,  # (T, K), contiguous
+    grad_y,  # (T, H)
+    chosen,  # (T, K): the expert of each assignment
+    bias,  # (E, H), of the second product. None: there is none
     width,
+    hidden,
     experts,
     choices,
     programs,
     weights_row,
     weights_choice,
+    grad_row,
+    grad_column,
+    chosen_row,
+    chosen_choice,
+    bias_expert,
+    bias_column,
     ACTIVATION: tl.constexpr,
     IN_TURN: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -54,8 +64,8 @@ def _of_gate(
     if row >= tl.load(offsets + experts):
         return
     assignment = tl.load(order + row).to(tl.int64)
-    at = weights + assignment // choices * weights_row + assignment % choices * weights_choice
-    weight = tl.load(at).to(tl.float32)
+    token, choice = assignment // choices, assignment % choices
+    weight = tl.load(weights + token * weights_row + choice * weights_choice).to(tl.float32)
     lane = tl.arange(0, BLOCK)
     z += row * 2 * width
     u += row * width
@@ -71,17 +81,25 @@ def _of_gate(
             gate = tl.load(z + column, mask=inside, other=0.0)
             up = tl.load(z + width + column, mask=inside, other=0.0)
         gate, up = gate.to(tl.float32), up.to(tl.float32)
-        value, slope = value_and_slope(gate, ACTIVATION)
+        h, of_gate, of_up = gated_pair_and_slopes(gate, up, ACTIVATION)
         back = tl.load(u + column, mask=inside, other=0.0).to(tl.float32)
-        total += value * up * back
-        tl.store(u + column, (value * up * weight).to(u.dtype.element_ty), mask=inside)
+        total += h * back
+        tl.store(u + column, (h * weight).to(u.dtype.element_ty), mask=inside)
         back *= weight
-        of_gate, of_up = (back * up * slope).to(z.dtype.element_ty), (back * value).to(z.dtype.element_ty)
+        of_gate, of_up = (back * of_gate).to(z.dtype.element_ty), (back * of_up).to(z.dtype.element_ty)
         if IN_TURN:
             tl.store(z + both, tl.reshape(tl.join(of_gate, of_up), (2 * BLOCK,)), mask=both < 2 * width)
         else:
             tl.store(z + column, of_gate, mask=inside)
             tl.store(z + width + column, of_up, mask=inside)
+    if bias is not None:
+        bias += tl.load(chosen + token * chosen_row + choice * chosen_choice).to(tl.int64) * bias_expert
+        grad_y += token * grad_row
+        for first in range(0, hidden, BLOCK):
+            column = (first + lane).to(tl.int64)
+            inside = column < hidden
+            g = tl.load(grad_y + column * grad_column, mask=inside, other=0.0).to(tl.float32)
+            total += g * tl.load(bias + column * bias_column, mask=inside, other=0.0).to(tl.float32)
     tl.store(grad_weights + assignment, tl.sum(total).to(grad_weights.dtype.element_ty))
 
 
@@ -92,13 +110,15 @@ def backward(
     w_out: Tensor,
     weights: Tensor,
     experts: Tensor,
+    bias_in: Tensor | None = None,
+    bias_out: Tensor | None = None,
     *,
     activation: str,
     halves: str = "concat",
     format: str = "none",
-    needs: tuple[bool, ...] = (True, True, True, True, False, False, False, False),
+    needs: tuple[bool, ...] = (True, True, True, True, False, True, True),
 ) -> tuple[Tensor | None, ...]:
-    """The gradients for ``x``, ``w_in``, ``w_out`` and ``weights`` that ``needs`` asks for; all of any strides.
+    """The gradients for ``x``, ``w_in``, ``w_out``, ``weights`` and biases that ``needs`` asks for; of any strides.
 
     Raises:
         ArgumentValueError: ``format`` is another than "none".
@@ -109,7 +129,7 @@ def backward(
     assignments = experts.numel()
     order, offsets, inverse = moe_sort(experts, num_experts=count, capacity=assignments)
     z, u = x.new_empty((assignments, 2 * width)), x.new_empty((assignments, width))
-    multiply("forward", x, w_in, offsets, z, gather=order, shared=choices)
+    multiply("forward", x, w_in, offsets, z, bias=bias_in, gather=order, shared=choices)
     multiply("forward", grad_y, w_out.transpose(1, 2), offsets, u, gather=order, shared=choices)
     grad_weights = weights.new_zeros(weights.shape)  # of experts that are elsewhere nobody writes any
     if assignments:
@@ -123,17 +143,24 @@ def backward(
             offsets,
             weights,
             grad_weights,
+            grad_y,
+            experts,
+            bias_out,
             width,
+            hidden,
             count,
             choices,
             assignments,
             *weights.stride(),
+            *grad_y.stride(),
+            *experts.stride(),
+            *((0, 0) if bias_out is None else bias_out.stride()),
             ACTIVATION=activation,
             IN_TURN=halves == "interleaved",
             BLOCK=min(how.columns, how.elements),
             **how.options,
         )
-    grad_x = grad_in = grad_out = None
+    grad_x = grad_in = grad_out = grad_before = grad_behind = None
     if needs[0]:
         grad_x, of_rows = x.new_empty(x.shape), x.new_empty((assignments, hidden))
         multiply("forward", z, w_in.transpose(1, 2), offsets, of_rows)
@@ -144,4 +171,11 @@ def backward(
     if needs[2]:
         grad_out = w_out.new_empty(w_out.shape)
         gradient_of_matrices(grad_out, grad_y, u, offsets, assignments, of_grad=order, shared=choices)
-    return grad_x, grad_in, grad_out, grad_weights if needs[3] else None, None, None, None, None
+    if bias_in is not None and needs[5]:
+        grad_before = bias_in.new_empty(bias_in.shape)
+        gradient_of_bias(grad_before, z, offsets, assignments)
+    if bias_out is not None and needs[6]:
+        grad_behind = bias_out.new_empty(bias_out.shape)
+        gradient_of_bias(grad_behind, grad_y, offsets, assignments, of_grad=order, weights=weights)
+    of_weights = grad_weights if needs[3] else None
+    return grad_x, grad_in, grad_out, of_weights, None, grad_before, grad_behind

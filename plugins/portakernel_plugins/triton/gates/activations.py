@@ -27,7 +27,7 @@ _CUBIC_SLOPE = tl.constexpr(3 * 0.044715)
 
 
 @triton.jit
-def _sigmoids(z):
+def sigmoids(z):
     """``sigmoid(z)`` and ``1 - sigmoid(z)``, neither of which cancels or overflows."""
     e = tl.exp(-tl.abs(z))
     large = 1.0 / (1.0 + e)
@@ -71,7 +71,7 @@ def value_and_slope(z, ACTIVATION: tl.constexpr):
         value = tl.where(z <= 0.0, 0.0, z)
         slope = tl.where(z <= 0.0, 0.0, 1.0)
     elif ACTIVATION == "silu":
-        s, rest = _sigmoids(z)
+        s, rest = sigmoids(z)
         value = z * s
         slope = s + value * rest
     elif ACTIVATION == "gelu":
@@ -81,7 +81,7 @@ def value_and_slope(z, ACTIVATION: tl.constexpr):
     else:
         tl.static_assert(ACTIVATION == "gelu_tanh")
         square = _square(z)
-        s, rest = _sigmoids(_twice_u(z, square))
+        s, rest = sigmoids(_twice_u(z, square))
         value = z * s
         # where the sigmoid is 1 or 0 the slope is too, be the value infinite
         bend = tl.where((rest == 0) | (s == 0), 0.0, value * rest * ((1.0 + square * _CUBIC_SLOPE) * _TWICE_SCALE))

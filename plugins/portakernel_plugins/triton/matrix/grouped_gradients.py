@@ -107,12 +107,18 @@ def _gradient_of_b(
 def _gradient_of_bias(
     grad,  # (M, N)
     offsets,
+    of_grad,  # (R,): which rows of grad, each one's numbers those of its weights. None: its own
+    weights,  # (M, shared): what rows are multiplied with. None: by nothing
     grad_bias,  # (E, N)
     columns,
     programs,
     grad_row,
     grad_column,
     offsets_stride,
+    of_grad_stride,
+    shared,
+    weights_row,
+    weights_choice,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ) -> None:
@@ -126,7 +132,18 @@ def _gradient_of_bias(
     end = tl.load(offsets + (expert + 1) * offsets_stride).to(tl.int32)
     total = tl.zeros((BLOCK_N,), tl.float32)
     for first in range(begin, end, BLOCK_M):
-        total += tl.sum(_rows(grad, first, end, column, columns, grad_row, grad_column, BLOCK_M, True), axis=0)
+        if of_grad is None:
+            rows = _rows(grad, first, end, column, columns, grad_row, grad_column, BLOCK_M, True)
+        else:
+            rows = _gathered_rows(
+                grad, of_grad, first, end, column, columns, grad_row, grad_column, of_grad_stride, shared, BLOCK_M, True
+            )
+        if weights is not None:
+            place = (first + tl.arange(0, BLOCK_M)).to(tl.int64)
+            number = tl.load(of_grad + place * of_grad_stride, mask=place < end, other=0).to(tl.int64)
+            at = weights + number // shared * weights_row + number % shared * weights_choice
+            rows *= tl.load(at, mask=place < end, other=0.0).to(tl.float32)[:, None]
+        total += tl.sum(rows, axis=0)
     tl.store(grad_bias + expert * columns + column, total.to(grad_bias.dtype.element_ty), mask=column < columns)
 
 
@@ -223,6 +240,44 @@ def gradient_of_matrices(
     )
 
 
+def gradient_of_bias(
+    grad_bias: Tensor,
+    grad: Tensor,
+    offsets: Tensor,
+    rows: int,
+    *,
+    of_grad: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> None:
+    """Writes ``grad_bias: (E, N)``, contiguous: of each expert the sum of its rows of ``grad``.
+
+    There are so many ``rows``; with ``weights: (M, K)``, of ``grad`` row ``n // K`` for each number n of ``of_grad``,
+    times the weight of that number.
+    """
+    experts, columns = grad_bias.shape
+    how = configuration("grouped_mm.gradient_of_bias", grad.device, max(1, rows // max(experts, 1)))
+    programs = experts * cdiv(columns, how.options["BLOCK_N"])
+    if not programs:
+        return
+    launch(
+        _gradient_of_bias,
+        grid_of(programs),
+        grad,
+        offsets,
+        of_grad,
+        weights,
+        grad_bias,
+        columns,
+        programs,
+        *grad.stride(),
+        offsets.stride(0),
+        0 if of_grad is None else of_grad.stride(0),
+        1 if weights is None else weights.shape[1],
+        *((0, 0) if weights is None else weights.stride()),
+        **how.options,
+    )
+
+
 def backward(
     grad_y: Tensor,
     a: Tensor,
@@ -241,7 +296,6 @@ def backward(
     """
     if format != "none" and (needs[0] or needs[1]):
         raise ArgumentValueError(f"grouped_mm: format is {format!r}; gradients of a and b are those of format='none'")
-    experts, columns, _ = b.shape
     grad_a = _gradient_of_a(grad_y, a, b, offsets, gather) if needs[0] else None
     grad_b = grad_bias = None
     if needs[1]:
@@ -249,21 +303,7 @@ def backward(
         gradient_of_matrices(grad_b, grad_y, a, offsets, grad_y.shape[0], gather=gather)
     if needs[3] and bias is not None:
         grad_bias = bias.new_empty(bias.shape)
-        how = configuration("grouped_mm.gradient_of_bias", a.device, max(1, grad_y.shape[0] // max(experts, 1)))
-        programs = experts * cdiv(columns, how.options["BLOCK_N"])
-        if programs:
-            launch(
-                _gradient_of_bias,
-                grid_of(programs),
-                grad_y,
-                offsets,
-                grad_bias,
-                columns,
-                programs,
-                *grad_y.stride(),
-                offsets.stride(0),
-                **how.options,
-            )
+        gradient_of_bias(grad_bias, grad_y, offsets, grad_y.shape[0])
     return grad_a, grad_b, None, grad_bias, None, None, None
 
 

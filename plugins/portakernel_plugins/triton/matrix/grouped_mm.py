@@ -9,9 +9,11 @@ Where the strides allow it, one descriptor is for all rows and one for the matri
 whole tiles, of which rows that are the next expert's are not stored. With ``STORES`` it also writes those tiles whose
 rows are all of one expert. With few rows an expert, matrices are the left
 factor and rows the right one (``SWAP``), of which tensor cores take as few as there are.
+
+Matrices of four bits (``mxfp4``, which ``moe_mlp`` alone has) are read through pointers and decoded in registers.
 """
-# pyright: reportGeneralTypeIssues=false
-# Python's types do not see that Triton iterates over its ranges.
+# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# Python's types do not see that Triton iterates over its ranges, nor that conditions are compiled alike twice.
 
 from __future__ import annotations
 
@@ -37,23 +39,25 @@ from portakernel_plugins.triton.matrix.grouped_tiles import (
     read_rows,
     scaled,
     tiles_of_pieces,
+    with_bias,
 )
+from portakernel_plugins.triton.matrix.mxfp4_weights import SHARED, decoded, read_codes, read_scales
 
 # What TMA wants an address and all strides but the innermost to be divisible by, in bytes.
 _ALIGNED = 16
 # The columns, and the terms, that share a scale.
 _SCALED = tl.constexpr(128)
-# The configurations of float8 products.
-_OF_FORMATS = {"row": "float8", "block": "float8_blocks"}
+# The configurations of narrow products.
+_OF_FORMATS = {"row": "float8", "block": "float8_blocks", "mxfp4": "mxfp4"}
 
 
 @triton.jit(do_not_specialize=["rows", "experts"])
 def _forward(
     a,  # (M, K), or what describes it
-    b,  # (E, N, K)
+    b,  # (E, N, K), or bytes (E, N, K/2)
     offsets,
     bias,  # (E, N). None: there is none
-    scale_a,  # (M, 1) or (M, blocks), and (E, N, 1) or (E, blocks, blocks). None: they have no scales
+    scale_a,  # (M, 1) or (M, blocks), and (E, N, 1), (E, blocks, blocks) or (E, N, groups). None: they have no scales
     scale_b,
     gather,  # (R,). None: the rows are a's own
     y,  # (M, N), or (R, N)
@@ -61,6 +65,7 @@ def _forward(
     rows,
     columns,
     inners,
+    inner_bytes,  # of a row of b, where two of its elements share one
     experts,
     steps,
     a_row,
@@ -95,6 +100,7 @@ def _forward(
     GATE: tl.constexpr,  # y is the activation of one half of the columns times the other, (R, N/2). None: it is not
     PAIRED: tl.constexpr,  # the halves lie one behind the other
     IN_TURN: tl.constexpr,  # 2: their columns lie in turn. 1: they do not
+    ASSEMBLY: tl.constexpr,  # what decodes bytes is written for NVIDIA's devices
 ) -> None:
     WIDTH: tl.constexpr = BLOCK_N if GATE is None else BLOCK_N // 2
     begins, ends, heights = tiles_of_pieces(offsets, offsets_stride, experts, rows, LANES, BLOCK_M, REST)
@@ -118,21 +124,42 @@ def _forward(
         if REST:
             terms = tl.where(expert == experts, 0, steps)
         z = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+        groups = tl.cdiv(inners, SHARED)
+        if FORMAT == "mxfp4":
+            powers = read_scales(
+                scale_b, expert, column * IN_TURN, columns * IN_TURN, 0, groups,
+                scale_b_expert, scale_b_column, scale_b_block, BLOCK_N, BLOCK_K, PAIRED,
+            )  # fmt: skip
         for step in range(terms):
             left = read_rows(
                 a, row, numbers, is_row, step * BLOCK_K, inners, a_row, a_inner, BLOCK_K, FORM_A, EVEN, WIDEN, CODES
             )  # fmt: skip
-            right = read_matrix(
-                b, expert, column * IN_TURN, columns * IN_TURN, step * BLOCK_K, inners, b_expert, b_column, b_inner,
-                BLOCK_N, BLOCK_K, FORM_B, EVEN, WIDEN, CODES, not SWAP, PAIRED,
-            )  # fmt: skip
+            if FORMAT == "mxfp4":
+                codes = read_codes(
+                    b, expert, column * IN_TURN, columns * IN_TURN, step * BLOCK_K, inner_bytes,
+                    b_expert, b_column, b_inner, BLOCK_N, BLOCK_K, EVEN, PAIRED,
+                )  # fmt: skip
+                # a step ahead: no copy of single bytes runs beside the products
+                ahead = read_scales(
+                    scale_b, expert, column * IN_TURN, columns * IN_TURN, (step + 1) * BLOCK_K, groups,
+                    scale_b_expert, scale_b_column, scale_b_block, BLOCK_N, BLOCK_K, PAIRED,
+                )  # fmt: skip
+                right = decoded(codes, powers, BLOCK_N, BLOCK_K, left.dtype, ASSEMBLY)
+                powers = ahead
+                if not SWAP:
+                    right = right.T
+            else:
+                right = read_matrix(
+                    b, expert, column * IN_TURN, columns * IN_TURN, step * BLOCK_K, inners, b_expert, b_column, b_inner,
+                    BLOCK_N, BLOCK_K, FORM_B, EVEN, WIDEN, CODES, not SWAP, PAIRED,
+                )  # fmt: skip
             if SWAP:
                 left, right = right, left.T
-            if FORMAT == "none":
-                z = tl.dot(left, right, z, input_precision=PRECISION)
-            elif FORMAT == "row":
+            if FORMAT == "row":
                 # the tensor cores' own sums are of fewer bits: so many terms, and no more
                 z += tl.dot(left, right)
+            elif FORMAT != "block":
+                z = tl.dot(left, right, z, input_precision=PRECISION)
             else:
                 at = scale_a + numbers * scale_a_row + step * scale_a_block
                 of_rows = tl.load(at, mask=is_row, other=0.0)
@@ -154,9 +181,11 @@ def _forward(
                 z, scale_a, scale_b, expert, numbers, is_row, column * IN_TURN, columns * IN_TURN,
                 scale_a_row, scale_b_expert, scale_b_column, PAIRED,
             )  # fmt: skip
+        if bias is not None:
+            z = with_bias(z, bias, expert, column * IN_TURN, columns * IN_TURN, bias_expert, bias_column, PAIRED)
         if GATE is not None:
             z = gated(z, GATE, PAIRED)
-        put(z, y, whole_tiles, bias, expert, row, end, column, columns, bias_expert, bias_column)
+        put(z, y, whole_tiles, row, end, column, columns)
 
 
 def power_above(number: int) -> int:
@@ -233,8 +262,9 @@ def multiply(
 
     With ``rest``, rows of no expert become zeros. Of ``gather`` so many neighbouring numbers are ``shared`` by a row of
     ``a``. With ``gate``, an activation, y has that of one half of the columns times the other; ``halves`` says which.
+    Of the format "mxfp4" ``b`` is ``(E, N, K/2)``, with ``scale_b: (E, N, ceil(K/32))``.
     """
-    (rows, columns), (experts, _, inners) = y.shape, b.shape
+    (rows, columns), experts, inners = y.shape, b.shape[0], a.shape[1]
     paired = gate is not None and halves == "concat"
     if not rows or not columns or not experts:
         return
@@ -242,16 +272,20 @@ def multiply(
     options = {"SWAP": False, "FLATTEN": False, **how.options}
     wanted, stored = options.pop("DESCRIPTORS", False), options.pop("STORES", False)
     products, codes = products_of(a), None
+    narrow = format == "mxfp4"
+    if narrow:
+        assert scale_b is not None
+        b, scale_b = as_bytes(b), as_bytes(scale_b)
     if products["WIDEN"] and a.element_size() == 1:  # the interpreter takes NaN of float8 for a number
         codes, a, b = str(a.dtype).removeprefix("torch."), as_bytes(a), as_bytes(b)
     block_m, block_n, block_k = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     # Hopper's copy engine gathers no rows
     left, form_a = _described(a, (block_m, block_k), wanted and gather is None)
     if paired:
-        right, form_b = _described(_in_halves(b), (block_n // 2, block_k), wanted, paired=True)
+        right, form_b = _described(_in_halves(b), (block_n // 2, block_k), wanted and not narrow, paired=True)
         right = b if form_b == "pointers" else right
     else:
-        right, form_b = _described(b, (block_n, block_k), wanted)
+        right, form_b = _described(b, (block_n, block_k), wanted and not narrow)
     width = block_n if gate is None else block_n // 2
     whole_tiles, form_y = _described(y, (block_m, width), stored)
     tiles = (cdiv(rows, block_m) + experts + rest) * cdiv(columns, width)
@@ -272,6 +306,7 @@ def multiply(
         rows,
         columns,
         inners,
+        b.shape[2] if narrow else 0,
         experts,
         cdiv(inners, block_k),
         *a.stride(),
@@ -292,6 +327,7 @@ def multiply(
         GATE=gate,
         PAIRED=paired,
         IN_TURN=1 if gate is None or paired else 2,
+        ASSEMBLY=narrow and a.dtype is torch.bfloat16 and processor(a.device).arch.startswith("sm_"),
         **products,
         **options,
     )

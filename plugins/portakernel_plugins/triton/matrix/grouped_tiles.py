@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from portakernel_plugins.triton.gates.activations import activated
+from portakernel_plugins.triton.gates.moe_gates import gated_pair
 from portakernel_plugins.triton.matrix.products import halves
 from portakernel_plugins.triton.quantize.float8 import widened
 
@@ -114,7 +114,15 @@ def gated(z, ACTIVATION: tl.constexpr, PAIRED: tl.constexpr):
         gate, up = halves(z)
     else:
         gate, up = tl.split(tl.reshape(z, (z.shape[0], z.shape[1] // 2, 2)))
-    return activated(gate, ACTIVATION) * up
+    return gated_pair(gate, up, ACTIVATION)
+
+
+@triton.jit
+def with_bias(z, bias, expert, column, columns, bias_expert, bias_column, PAIRED: tl.constexpr):
+    """The tile ``z`` plus its expert's ``bias`` of its columns."""
+    number, inside = columns_of(column, columns, z.shape[1], PAIRED)
+    at = bias + tl.cast(expert, tl.int64) * bias_expert + number.to(tl.int64) * bias_column
+    return z + tl.load(at, mask=inside, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -130,17 +138,14 @@ def scaled(
 
 
 @triton.jit
-def put(z, y, whole_tiles, bias, expert, row, end, column, columns, bias_expert, bias_column):
-    """Writes the tile ``z``, rows by columns, of one expert; ``y`` is contiguous.
+def put(z, y, whole_tiles, row, end, column, columns):
+    """Writes the tile ``z``, rows by columns, of one expert, whose rows ``end`` there; ``y`` is contiguous.
 
     ``whole_tiles`` describes ``y``: the hardware copies tiles whose rows are all of one expert's. None: it does not.
     """
     rows = row + tl.arange(0, z.shape[0])
     lanes = column + tl.arange(0, z.shape[1])
     is_row, is_column = rows < end, lanes < columns
-    if bias is not None:
-        at = bias + tl.cast(expert, tl.int64) * bias_expert + lanes.to(tl.int64) * bias_column
-        z += tl.load(at, mask=is_column, other=0.0).to(tl.float32)[None, :]
     z = z.to(y.dtype.element_ty)
     inside = is_row[:, None] & is_column[None, :]
     at = y + (rows.to(tl.int64) * columns)[:, None] + lanes[None, :]
