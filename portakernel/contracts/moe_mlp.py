@@ -104,7 +104,9 @@ def _bias(name: str, width: str) -> TensorArgument:
 
 
 # Of float8 x nothing else has the dtype.
-_BESIDE_X = Choice("format", {"none": (*FLOATS, "x"), "row": FLOATS, "block": FLOATS, "mxfp4": (*FLOATS, "x")})
+_BESIDE_X = Choice[tuple[str, ...]](
+    "format", {"none": (*FLOATS, "x"), "row": FLOATS, "block": FLOATS, "mxfp4": (*FLOATS, "x")}
+)
 
 CONTRACT = Contract(
     op="moe_mlp",

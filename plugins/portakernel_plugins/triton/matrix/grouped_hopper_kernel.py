@@ -16,7 +16,7 @@ times their scales, while the other one's products are on.
 Results leave through shared memory. For the engine y is what ``attention/hopper_tiles.py`` says: rows are counted from
 an expert's end, behind which nothing is written.
 """
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
 # Python's types do not see that Gluon iterates over its ranges, nor what it compiles with.
 
 from __future__ import annotations
