@@ -104,7 +104,7 @@ def _bias(name: str, width: str) -> TensorArgument:
 
 
 # Of float8 x nothing else has the dtype.
-_BESIDE_X = Choice[tuple[str, ...]](
+_BESIDE_X: Choice[tuple[str, ...]] = Choice(
     "format", {"none": (*FLOATS, "x"), "row": FLOATS, "block": FLOATS, "mxfp4": (*FLOATS, "x")}
 )
 
