@@ -407,7 +407,7 @@ def test_what_is_installed_here_is_whole():
     assert set(states) == plugins | {"nvidia", "amd", "intel", "apple", "cpu"}
     assert [state.broken for state in states.values() if state.broken] == []
     assert states["triton"].kernels[:2] == ("triton.add", "triton.rms_norm")
-    assert len(states["triton"].kernels) == 48
+    assert len(states["triton"].kernels) == 53
     assert {name for name, state in states.items() if state.backend} == {"nvidia", "amd", "intel", "apple", "cpu"}
 
 
