@@ -16,13 +16,16 @@ from torch.fx import GraphModule
 import portakernel
 from portakernel.claims.request import Phase
 from portakernel.contract.case import Case
+from portakernel.contract.shape_binding import unfit
 from portakernel.contract.sizes import DIMENSION, parse_size
 from portakernel.deciding.policies import make_layer
 from portakernel.torch_bridge.in_graph import CUSTOM_META
 from portakernel.words.graph_forms import GraphForm
-from portakernel_pages.modes.outcome import Outcome, observe, require
+from portakernel_pages.modes.outcome import NothingToDo, Outcome, observe, require
 from portakernel_pages.modes.subject import Subject, undisturbed
 
+# By how much sizes are larger.
+_MORE = (32, 64, 96)
 # Any bound that a limit would make is smaller.
 _FINITE = 2**62
 
@@ -157,18 +160,25 @@ def _resized(subject: Subject) -> Sequence[Case]:
     """The subject's case in three larger sizes, 32 apart: what claims ask of one, they ask of all.
 
     Resized are the leading dimensions or, where there are none, the first tensor's but for its last, on which claims
-    depend; and the rows of further matrices. What the op's requirements bind stays.
+    depend; and the rows of further matrices. What the op's requirements bind to another size, or to a value, stays.
     """
     case, made = subject.case, subject.inputs.contract
     rows = [tensor.sizes[0] for tensor in made.tensors[1:] if len(tensor.sizes) > 1]
-    bound = set(DIMENSION.findall(" ".join(made.requirements)))
+    values = dict(zip((parameter.name for parameter in made.parameters), subject.inputs.values, strict=True))
+    largest = {name: size + _MORE[-1] for name, size in case.dims.items()}
+    bound = {
+        name
+        for condition in made.requirements
+        if "%" in condition or "==" in condition or unfit(condition, largest, values)
+        for name in DIMENSION.findall(condition)
+    }
     names = {*made.tensors[0].sizes[:-1], *rows} - bound
 
     def resized(more: int) -> Case:
         leading = (case.leading[0] + more, *case.leading[1:]) if case.leading else ()
         return replace(case, leading=leading, dims={n: s + more * (n in names) for n, s in case.dims.items()})
 
-    return [resized(more) for more in (32, 64, 96)]
+    return [resized(more) for more in _MORE]
 
 
 def compile_policy_change(op: str) -> Outcome:
@@ -249,10 +259,12 @@ def export(op: str) -> Outcome:
 
 def export_open(op: str) -> Outcome:
     """``torch.export`` with sizes that nothing bounds; the program serves others than its first."""
+    first, second, *_, last = (Subject(op, case) for case in _resized(Subject(op)))
+    sizes = (_open_sizes(first, second),)
+    if not any(sizes[0]):
+        return NothingToDo()
 
     def run() -> None:
-        first, second, *_, last = (Subject(op, case) for case in _resized(Subject(op)))
-        sizes = (_open_sizes(first, second),)
         _dynamo().reset()
         program = torch.export.export(_Module(first.call), first.tensors, dynamic_shapes=sizes)
         ranges = program.range_constraints.items()

@@ -27,7 +27,15 @@ class Refuses:
         return f"refuses with `{self.error}`: {self.message}"
 
 
-Outcome = Works | Refuses
+@dataclass(frozen=True, slots=True)
+class NothingToDo:
+    """The mode is about gradients, or sizes that differ, and the op has none."""
+
+    def __str__(self) -> str:
+        return "–"
+
+
+Outcome = Works | Refuses | NothingToDo
 
 
 class ModeError(PortakernelError, AssertionError):

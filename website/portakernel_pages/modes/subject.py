@@ -76,7 +76,7 @@ class Subject:
         floating = [i for i, t in enumerate(self.tensors) if t is not None and t.dtype.is_floating_point]
         if self.contract.gradient == "none":
             return tuple(floating)
-        if floating and self._at(floating[0]).dtype.itemsize == 1:  # what is quantised has no gradient
+        if any(self._at(place).dtype.itemsize == 1 for place in floating):  # what is quantised has no gradient
             return ()
         truth = self.trial.truth.gradients(self.cotangents)
         return tuple(place for place in floating if truth[place] is not None)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from portakernel_pages.modes import compilation, contexts, differentiation, registration, transforms
-from portakernel_pages.modes.outcome import Outcome
+from portakernel_pages.modes.outcome import NothingToDo, Outcome
+from portakernel_pages.modes.subject import Subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,33 @@ class Mode:
     name: str
     run: Callable[[str], Outcome]
     text: str
+
+    def outcome(self, op: str) -> Outcome:
+        """What becomes of ``op``; nothing of one that has nothing to derive by, where that is what the mode does."""
+        return NothingToDo() if self.name in _DERIVING and not _floats(op) else self.run(op)
+
+
+# Modes that are about gradients.
+_DERIVING = frozenset(
+    (
+        *(
+            "gradients",
+            "double backward",
+            "forward AD",
+            "forward over reverse",
+            "vmap of grad",
+            "func.grad",
+            "func.vjp",
+        ),
+        *("func.jacrev", "functional_call", "checkpoint, reentrant", "checkpoint", "gradcheck"),
+        *("compile, backward", "compile, `func.grad`"),
+    )
+)
+
+
+def _floats(op: str) -> bool:
+    """Whether any argument is of numbers that one could differentiate by."""
+    return any(tensor is not None and tensor.dtype.is_floating_point for tensor in Subject(op).tensors)
 
 
 MODES: tuple[Mode, ...] = (
@@ -237,7 +265,7 @@ def _fill(line: str) -> str:
 
 
 def _cell(text: str, op: str, notes: dict[str, int]) -> str:
-    if text == "works":
+    if text in ("works", str(NothingToDo())):
         return text
     return f"refuses ({notes.setdefault(text.replace(op, _OP), len(notes) + 1)})"
 
@@ -249,9 +277,10 @@ _HEAD = """\
 
 What each op does in each mode of PyTorch, as observed on a CPU: it *works*, with the numbers of its contract, or it\
  *refuses* with an error that says so. There is no third outcome: wrong numbers, graph breaks and crashes fail the\
- tests. Written by `make modes` (`python -m portakernel_pages.modes --write docs/modes.md`); `tests/modes` runs\
- every cell again and holds it to this page. Each mode runs on the smallest ordinary case of the op's contract, in\
- float32 where the op takes it, with the kernels that the policy in force chooses here."""
+ tests; a dash is where an op has nothing to be differentiated by, or no size that may differ. Written by `make\
+ modes` (`python -m portakernel_pages.modes --write docs/modes.md`); `tests/modes` runs every cell again and holds it\
+ to this page. Each mode runs on the smallest ordinary case of the op's contract, in float32 where the op takes it,\
+ with the kernels that the policy in force chooses here."""
 _TAIL = """\
 ## Elsewhere
 
@@ -267,4 +296,4 @@ A saved program (`torch.export.load`, a pickled graph) finds its ops once torch 
 
 def observed(ops: list[str], modes: tuple[Mode, ...] = MODES) -> dict[str, dict[str, Outcome]]:
     """The outcome of every mode for every op, by running them."""
-    return {mode.name: {op: mode.run(op) for op in ops} for mode in modes}
+    return {mode.name: {op: mode.outcome(op) for op in ops} for mode in modes}
