@@ -193,10 +193,10 @@ def test_a_package_may_have_kernels_for_an_op_that_another_one_ships(site, run, 
     assert found["problems"] == []
     manifest = folder / "src" / "portakernel_fast" / "plugin.yaml"
     assert run("validate", str(manifest), "--json")["problems"] == []
-    misspelt = manifest.read_text(encoding="utf-8").replace("op: demo_scan", "op: paged_sort")
+    misspelt = manifest.read_text(encoding="utf-8").replace("op: demo_scan", "op: brew_tea")
     manifest.write_text(misspelt, encoding="utf-8")
     (told,) = run("validate", str(folder), "--json", status=1)["problems"]
-    assert told["text"] == f"unknown op 'paged_sort'; {known + 1} are known, none of them close"
+    assert told["text"] == f"unknown op 'brew_tea'; {known + 1} are known, none of them close"
     assert "unknown op" in run("validate", str(folder), status=1, PORTAKERNEL_DISABLE="demo_scan")
 
 
@@ -239,16 +239,16 @@ def test_switched_off_it_takes_its_op_away(site, run):
 def test_an_entry_for_an_op_that_nobody_has_rests_and_its_plugin_lives(site, run):
     folder = site()
     manifest = folder / "plugin.yaml"
-    extra = "  - {op: paged_sort, entry: portakernel_demo_scan.kernel:paged_sort, targets: {cpu: any}}\n"
+    extra = "  - {op: brew_tea, entry: portakernel_demo_scan.kernel:brew_tea, targets: {cpu: any}}\n"
     manifest.write_text(manifest.read_text(encoding="utf-8") + extra, encoding="utf-8")
     found = run("doctor", "--json")
-    (finding,) = [finding for finding in found["findings"] if "paged_sort" in finding["what"]]
+    (finding,) = [finding for finding in found["findings"] if "brew_tea" in finding["what"]]
     assert finding["state"] == "attention"
-    assert re.search(r"plugin\.yaml:\d+: kernels\[1\]\.op: no op here is called 'paged_sort'", finding["what"])
+    assert re.search(r"plugin\.yaml:\d+: kernels\[1\]\.op: no op here is called 'brew_tea'", finding["what"])
     assert finding["action"] == "upgrade portakernel, or install what ships the op"
     assert broken(found) == []
     assert run("explain", "demo_scan", "--dtype", "float32", "--json")["chosen"] == "demo_scan.demo_scan"
-    assert any("paged_sort" in problem["text"] for problem in run("validate", "--json", status=1)["problems"])
+    assert any("brew_tea" in problem["text"] for problem in run("validate", "--json", status=1)["problems"])
 
 
 BUILD = """

@@ -74,7 +74,7 @@ def test_one_op_is_counted_as_one(run: Callable) -> None:
 
 def test_ops_that_are_not_in_the_dtype_that_was_asked_for_are_named(run: Callable) -> None:
     out = run("explain --all --target h100 --dtype float16").out
-    others = "dequantize, scaled_mm"
+    others = "dequantize, moe_sort, scaled_mm"
     assert out.endswith(f"\n  Not in float16, which their arguments cannot be, but in dtypes of their own: {others}\n")
     assert "Not in" not in run("explain --all --target h100").out
 

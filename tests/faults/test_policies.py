@@ -461,7 +461,7 @@ def test_an_impostors_metadata_does_not_hide_ours(fault):
     ours = fault(_first_party).returned
     outcome = fault(_impostor_beside)
     assert outcome.returned == ours
-    assert len(ours) == 16
+    assert len(ours) == 17
 
 
 def _impostor_beside():
