@@ -7,6 +7,7 @@ To add an op, write ``contracts/<op>.py`` with a ``CONTRACT`` and ``references/<
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -211,7 +212,7 @@ class Contract:
         if not self.choosers:
             return self
         known = self.values(values)
-        return _at(self, tuple(known[name] for name in self.choosers))
+        return _at(self, tuple(_concrete(known[name]) for name in self.choosers))
 
     # --- dtypes ----------------------------------------------------------------------------------------------------
 
@@ -328,3 +329,8 @@ _at = functools.lru_cache(maxsize=1024)(chosen)
 def _over(text: str) -> str | None:
     """The dimension that a size is over; none where it is a parameter's value."""
     return None if text.startswith("$") else parse_size(text.lstrip("*")).name
+
+
+def _concrete(value: Any) -> Any:
+    """A value that results' shapes are chosen by; a symbol of a traced graph is fixed there, which the graph guards."""
+    return operator.index(value) if not isinstance(value, int) and hasattr(type(value), "__index__") else value
