@@ -56,7 +56,10 @@ LONG_ON_THE_CPU = ("inductor.attention", "reference.block_sparse_attention", "re
 
 
 def half_of_the_cases(name, units):
-    """Every other case, from the first or the second on as the last commit's tree draws; all if that is one."""
+    """Every other case, from the first or the second on as the last commit's tree draws.
+
+    All where none is drawn, and where there is but one.
+    """
     drawn = os.environ.get("TESTS_TURN")
     cases = [unit for unit in units if unit.kind == "case"]
     left_out = cases[zlib.crc32(f"{drawn} {name}".encode()) % 2 :: 2] if drawn and len(cases) > 1 else []
