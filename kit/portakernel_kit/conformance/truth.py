@@ -32,6 +32,16 @@ def exact(tensor: Tensor, on: torch.device | str = "cpu") -> Tensor:
     return numbers(found) if found.dtype.is_floating_point else found
 
 
+def unspecified(inputs: Inputs, on: torch.device | str = "cpu") -> Mapping[str, Tensor]:
+    """Of each result that has any, the elements of which the contract says nothing: true there."""
+    reference = reference_of(inputs.contract)
+    if not hasattr(reference, "unspecified"):
+        return {}
+    positional, keywords = inputs.keywords([None if tensor is None else exact(tensor, on) for tensor in inputs.tensors])
+    found: Mapping[str, Tensor] = asked(reference, "unspecified")(*positional, **keywords)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """One gradient, and how far off it may be.
@@ -98,10 +108,7 @@ class Truth:
                 plain = _call(reference, "plain", inputs, stored)
             if hasattr(reference, "output_magnitudes"):
                 magnitudes = _call(reference, "output_magnitudes", inputs, given)
-            free: Mapping[str, Tensor] = {}
-            if hasattr(reference, "unspecified"):
-                positional, keywords = inputs.keywords(given)
-                free = asked(reference, "unspecified")(*positional, **keywords)
+            free = unspecified(inputs, on)
             saved_magnitudes: tuple[Tensor | None, ...] = ()
             if hasattr(reference, "saved_magnitudes"):
                 saved_magnitudes = _call(reference, "saved_magnitudes", inputs, given)

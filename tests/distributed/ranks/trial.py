@@ -15,7 +15,8 @@ from torch.distributed.tensor import DeviceMesh, DTensor, Placement, Replicate, 
 import portakernel.ops
 from portakernel.contracts import contract
 from portakernel.errors import FallbackWarning, RedistributionWarning, ReferenceWarning
-from portakernel_kit.conformance.inputs import Inputs
+from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator
+from portakernel_kit.conformance.truth import unspecified
 
 # Arguments that have no gradient, as their contracts' notes say.
 _CONSTANTS = {
@@ -92,9 +93,9 @@ def compare(
         warnings.simplefilter("always")
         found = _call(function, inputs, parts)
     expected = _call(function, inputs, whole)
-    problems = []
+    problems, free = [], unspecified(inputs)
     for name, result, right in zip([o.name for o in inputs.contract.outputs], found, expected, strict=True):
-        problems += _differences(name, result, right)
+        problems += _differences(name, result, right, free.get(name))
     if backward:
         _backward([gathered(result) for result in found], expected)
     gradients = {}
@@ -117,6 +118,22 @@ def compare(
     return Outcome(results, gradients, warned, problems + others)
 
 
+def unlike_rows_of_no_expert(mesh: DeviceMesh) -> dict[str, list[str]]:
+    """What is wrong with results of ``grouped_mm`` that differ in a row of an expert's, or in one of none."""
+    described = contract("grouped_mm")
+    case = next(case for case in described.cases if case.name == "rows of no expert")
+    dtypes = {"a": "float32", "b": "float32", "offsets": "int32", "bias": "float32"}
+    inputs = draw_inputs(described, case, dtypes, "cpu", generator(0))
+    (free,) = unspecified(inputs).values()
+    right = torch.zeros(free.shape, device=mesh.device_type)
+    found = {}
+    for name, row in (("an expert's", 0), ("none's", -1)):
+        other = right.clone()
+        other[row] = torch.nan
+        found[name] = _differences("y", spread(other, mesh, [Replicate()]), right, free)
+    return found
+
+
 def _call(function: Any, inputs: Inputs, tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
     positional, keywords = inputs.keywords(tensors)
     found = function(*positional, **keywords)
@@ -135,7 +152,8 @@ def _placed(result: DTensor) -> str:
     return ", ".join(repr(placement) for placement in result.placements)
 
 
-def _differences(name: str, found: DTensor, right: Tensor) -> list[str]:
+def _differences(name: str, found: DTensor, right: Tensor, free: Tensor | None = None) -> list[str]:
+    """What is wrong with ``found`` where it is not ``free`` to be anything."""
     if found.shape != right.shape:
         return [f"{name} has shape {tuple(found.shape)}, not {tuple(right.shape)}"]
     local = found.to_local().shape
@@ -146,8 +164,11 @@ def _differences(name: str, found: DTensor, right: Tensor) -> list[str]:
     if local != share.to_local().shape:
         return [f"{name}: this rank holds {tuple(local)}, not {tuple(share.to_local().shape)}"]
     got = gathered(found)
-    if is_bytes(right):
-        return [] if torch.equal(got, right.view(torch.uint8)) else [f"{name}: bytes differ"]
+    right = right.view(torch.uint8) if is_bytes(right) else right
+    if free is not None:
+        got, right = (t.masked_fill(free.reshape(t.shape).to(t.device), 0) for t in (got, right))
+    if is_bytes(found):
+        return [] if torch.equal(got, right) else [f"{name}: bytes differ"]
     finite = right[right.isfinite()]
     magnitude = finite.abs().max().item() if finite.numel() else 0.0
     # float32 sums in another order; GPU kernels may multiply in fewer bits, by another tiling for another size
