@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -13,8 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+import torch
 
 import portakernel
+from portakernel.authoring import CannotRun
 from portakernel.claims.capability import ReasonCode
 from portakernel.cli.advice import advice
 from portakernel.config import Config
@@ -76,6 +79,18 @@ def test_the_installed_library_takes_the_arguments_that_the_stand_in_takes(modul
     real = getattr(pytest.importorskip(module, reason="the library is not installed"), name)
     taken = inspect.signature(stand_ins.STAND_INS[module, name]).parameters
     assert list(inspect.signature(real).parameters)[: len(taken)] == list(taken)
+
+
+@pytest.mark.usefixtures("stands_in")
+@pytest.mark.parametrize(("module", "named"), [("flashinfer.moe_mlp", "FlashInfer"), ("quack.grouped_mm", "QuACK")])
+def test_more_assignments_than_32_bits_number_are_left_to_others(module, named):
+    # no memory behind them
+    x, w_in, w_out = torch.zeros(1, 8).expand(2**28, 8), torch.zeros(3, 16, 8), torch.zeros(3, 8, 8)
+    weights, experts = torch.zeros(1, 1).expand(2**28, 8), torch.zeros(1, 1, dtype=torch.int32).expand(2**28, 8)
+    refused = f"limit: needs T * K <= 2147483647, since {named} numbers rows in 32 bits; this is 2147483648"
+    moe_mlp = importlib.import_module(f"portakernel_plugins.{module}").moe_mlp
+    with pytest.raises(CannotRun, match=re.escape(f"{refused}: call it with fewer tokens at a time")):
+        moe_mlp(x, w_in, w_out, weights, experts, activation="silu")
 
 
 @pytest.mark.parametrize("plugin", INSTALL)

@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 import portakernel
 from portakernel import ops
+from portakernel.authoring import CannotRun
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
 from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
@@ -111,6 +114,17 @@ def test_experts_that_are_elsewhere_add_nothing_whatever_memory_holds(halves, mo
     y = moe_mlp.moe_mlp(*given, activation="silu", halves=halves)
     torch.testing.assert_close(y, formula.forward(*given, activation="silu", halves=halves))
     assert torch.equal(y[1], torch.zeros(8))
+
+
+def test_more_assignments_than_32_bits_number_are_left_to_others():
+    # no memory behind them
+    x, w_in, w_out = torch.zeros(1, 8).expand(2**28, 8), torch.zeros(3, 16, 8), torch.zeros(3, 8, 8)
+    weights, experts = torch.zeros(1, 1).expand(2**28, 8), torch.zeros(1, 1, dtype=torch.int32).expand(2**28, 8)
+    refused = (
+        "limit: needs T * K <= 2147483647, since PyTorch's grouped product numbers rows in 32 bits; this is 2147483648"
+    )
+    with pytest.raises(CannotRun, match=re.escape(f"{refused} 2147483648: call it with fewer tokens at a time")):
+        moe_mlp.moe_mlp(x, w_in, w_out, weights, experts, activation="silu")
 
 
 def test_a_call_on_a_cpu_is_served_by_it():

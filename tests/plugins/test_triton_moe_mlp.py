@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from portakernel import explain
-from portakernel.authoring import ArgumentValueError
+from portakernel.authoring import ArgumentValueError, CannotRun
 from portakernel.references import moe_mlp as reference
 from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.experts import moe_mlp as op
@@ -259,3 +260,12 @@ def test_the_kernel_for_hopper_declines_clamped_gates_and_biases(asked, reason):
     assert decision.chosen.name == "triton.moe_mlp"
     (line,) = (line for line in str(decision).splitlines() if line.split()[0] == "triton.moe_mlp_hopper")
     assert reason in line
+
+
+def test_more_assignments_than_32_bits_number_are_left_to_others():
+    # no memory behind them
+    x, w_in, w_out = torch.zeros(1, 8).expand(2**28, 8), torch.zeros(3, 16, 8), torch.zeros(3, 8, 8)
+    weights, experts = torch.zeros(1, 1).expand(2**28, 5), torch.zeros(1, 1, dtype=torch.int32).expand(2**28, 5)
+    refused = "limit: needs T * K <= 1073741824, since assignments are numbered in 32 bits; this is 1342177280"
+    with pytest.raises(CannotRun, match=re.escape(f"{refused}: call it with fewer tokens at a time")):
+        op.moe_mlp(x, w_in, w_out, weights, experts, **SILU)

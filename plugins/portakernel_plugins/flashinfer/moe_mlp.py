@@ -12,9 +12,11 @@ import torch
 from flashinfer.fused_moe import cutlass_fused_moe
 from torch import Tensor
 
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel.authoring.tensors import Derived, announce_once, delivered, dense, room
 
 _WIDE = 16  # bytes that are read at once
+_MOST = 2**31 - 1  # rows, which FlashInfer numbers in 32 bits
 _UP_FIRST: Derived[Tensor] = Derived("up and gate in FlashInfer's order")
 
 
@@ -32,9 +34,13 @@ def moe_mlp(
     """``y``: (T, H); w_in: (E, 2I, H), w_out: (E, H, I), weights, experts: (T, K); experts below 0 are left out.
 
     Raises:
-        CannotRun: w_in's halves were not copied yet, and a graph is being captured; or it was made in inference mode.
+        CannotRun: w_in's halves were not copied yet, and a graph is being captured; or it was made in inference mode;
+            or there are more assignments than 32 bits number.
     """
     del activation  # it is silu: nothing else is claimed
+    if experts.numel() > _MOST:
+        text = f"needs T * K <= {_MOST}, since FlashInfer numbers rows in 32 bits; this is {experts.numel()}"
+        raise CannotRun(Rejection(ReasonCode.LIMIT, f"{text}: call it with fewer tokens at a time", "T"))
 
     def up_first() -> Tensor:
         gate, up = (w_in[:, 0::2], w_in[:, 1::2]) if halves == "interleaved" else w_in.chunk(2, 1)

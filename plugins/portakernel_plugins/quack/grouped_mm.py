@@ -8,9 +8,11 @@ import torch
 from quack.gemm_interface import gemm, gemm_gated
 from torch import Tensor
 
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel.authoring.tensors import announce_once, delivered, dense, is_aligned, room
 
 _WIDE = 16  # bytes that are read at once
+_MOST = 2**31 - 1  # rows, which QuACK numbers in 32 bits
 
 
 def grouped_mm(
@@ -39,9 +41,15 @@ def moe_mlp(
     """``y``: (T, H): QuACK's gated product of rows that it gathers, its plain one, and PyTorch's sort and sum around.
 
     w_in: (E, 2I, H), whose halves QuACK takes in turn: it reads ones that lie one behind the other as if they did.
+
+    Raises:
+        CannotRun: there are more assignments than 32 bits number.
     """
     del activation  # it is silu: nothing else is claimed
     (T, K), E = experts.shape, len(w_in)
+    if T * K > _MOST:
+        text = f"needs T * K <= {_MOST}, since QuACK numbers rows in 32 bits; this is {T * K}"
+        raise CannotRun(Rejection(ReasonCode.LIMIT, f"{text}: call it with fewer tokens at a time", "T"))
     here = experts >= 0
     # those of other devices come last, behind the last piece
     keys, order = experts.masked_fill(~here, E).flatten().sort(stable=True)

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.torch.matrix.grouped_mm import product
 
+# PyTorch's grouped product takes where pieces end as int32.
+_MOST = 2**31 - 1
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "silu": functional.silu,
@@ -35,8 +38,15 @@ def moe_mlp(
     halves: str = "concat",
     out: Tensor | None = None,
 ) -> Tensor:
-    """``y``: (T, H), each step rounded to x's dtype; w_in: (E, 2I, H), w_out: (E, H, I), weights, experts: (T, K)."""
+    """``y``: (T, H), each step rounded to x's dtype; w_in: (E, 2I, H), w_out: (E, H, I), weights, experts: (T, K).
+
+    Raises:
+        CannotRun: there are more assignments than 32 bits number.
+    """
     (T, K), E = experts.shape, len(w_in)
+    if T * K > _MOST:
+        text = f"needs T * K <= {_MOST}, since PyTorch's grouped product numbers rows in 32 bits; this is {T * K}"
+        raise CannotRun(Rejection(ReasonCode.LIMIT, f"{text}: call it with fewer tokens at a time", "T"))
     here = experts >= 0
     # those of other devices come last, behind the last piece
     keys, order = experts.masked_fill(~here, E).flatten().sort(stable=True)

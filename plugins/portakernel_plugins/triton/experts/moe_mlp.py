@@ -137,6 +137,7 @@ def moe_mlp(
 
     Raises:
         ArgumentValueError: scales are not given as ``format`` says.
+        CannotRun: there are more assignments than ``moe_sort`` numbers.
     """
     scales = {"scale_x": scale_x, "scale_in": scale_in, "scale_out": scale_out}
     how: dict[str, Any] = {"activation": activation, "halves": halves, "format": format}
@@ -160,16 +161,22 @@ def mixture(
     bias_in: Tensor | None = None,
     bias_out: Tensor | None = None,
 ) -> Tensor:
-    """``moe_mlp``, ``multiplied`` as ``grouped_mm.multiply`` does."""
+    """``moe_mlp``, ``multiplied`` as ``grouped_mm.multiply`` does.
+
+    Raises:
+        ArgumentValueError: scales are not given as ``format`` says.
+        CannotRun: there are more assignments than ``moe_sort`` numbers.
+    """
     check_scales(format, **scales)
     # of packed weights the last size is another
     (tokens, hidden), count, width = x.shape, w_in.shape[0], w_in.shape[1] // 2
     quantised = format in _GRANULARITIES
     dtype = torch.bfloat16 if quantised else x.dtype
+    assignments = experts.numel()
+    # first, since it refuses what is too much
+    order, offsets, inverse = moe_sort(experts, num_experts=count, capacity=assignments)
     whole = out if out is not None and out.is_contiguous() else None
     y = x.new_empty((tokens, hidden), dtype=dtype) if whole is None else whole
-    assignments = experts.numel()
-    order, offsets, inverse = moe_sort(experts, num_experts=count, capacity=assignments)
     h = x.new_empty((assignments, width), dtype=dtype)
     how: dict[str, Any] = {
         "gather": order,

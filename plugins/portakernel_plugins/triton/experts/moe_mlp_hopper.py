@@ -30,6 +30,7 @@ def moe_mlp_hopper(
 
     Raises:
         ArgumentValueError: scales are not given as ``format`` says.
+        CannotRun: there are more assignments than ``moe_sort`` numbers.
     """
     scales = {"scale_x": scale_x, "scale_in": scale_in, "scale_out": scale_out}
     how: dict[str, Any] = {"activation": activation, "halves": halves, "format": format}

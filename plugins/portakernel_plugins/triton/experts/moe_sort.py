@@ -26,6 +26,8 @@ from portakernel_plugins.triton.launching.configurations import configuration
 
 # A program has a number for each expert in its registers.
 _MOST_EXPERTS = 1024
+# Assignments, and their places, are numbered in 32 bits.
+_MOST_ASSIGNMENTS = 1 << 30
 
 
 @triton.jit
@@ -195,8 +197,12 @@ def moe_sort(
     ``experts``: ``(T, K)``, int32 or int64, any strides. ``out``: any strides.
 
     Raises:
-        CannotRun: there are more experts than a program has registers for.
+        CannotRun: there are more experts than a program has registers for, or more assignments than 32 bits number.
     """
+    if experts.numel() > _MOST_ASSIGNMENTS:
+        text = f"needs T * K <= {_MOST_ASSIGNMENTS}, since assignments are numbered in 32 bits; this is"
+        text = f"{text} {experts.numel()}: call it with fewer tokens at a time"
+        raise CannotRun(Rejection(ReasonCode.LIMIT, text, "T"))
     if num_experts > _MOST_EXPERTS:
         text = f"num_experts is {num_experts}; a program has registers for {_MOST_EXPERTS} at most"
         raise CannotRun(Rejection(ReasonCode.LIMIT, text, "num_experts"))
