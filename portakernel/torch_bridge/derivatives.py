@@ -32,7 +32,7 @@ from portakernel.tensors.torch_internals import (
     some_forward_mode,
     some_functionalize,
 )
-from portakernel.torch_bridge.autocast import autocast
+from portakernel.torch_bridge.autocast import autocast, outside_autocast
 from portakernel.torch_bridge.batching import Batching, looped
 from portakernel.torch_bridge.kernel_choice import KernelChoice
 from portakernel.torch_bridge.second_derivatives import SecondDerivatives
@@ -212,8 +212,10 @@ class Derivatives:
         if some_functionalize():
             return self.caller.torch_op()(*arguments)
         given = [tensor for tensor in tensors if tensor is not None]
-        if self.contract.autocast != "keep" and torch.is_autocast_enabled(tensors[0].device.type):
-            tensors = autocast(self.contract, tensors)
+        device = tensors[0].device.type
+        if self.contract.autocast != "keep" and torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return self._transformed(*autocast(self.contract, tensors, values), *values, kernel)
         if self._follows_tangents(given):
             return self._forward_derivative(tensors, values, kernel)
         if only_vmap():
@@ -337,7 +339,8 @@ def run_backward(caller: OpCaller, parts: Parts, given: Sequence[Any], policy: P
     """
     tensors, values, (needs, _, saved_by) = parts
     kind = CallKind(Phase.BACKWARD, saved_by=saved_by or None)
-    gradients: Sequence[Tensor | None] = caller.run(kind, tensors, values, policy, given)
+    with outside_autocast(tensors):  # where a backward pass may still be
+        gradients: Sequence[Tensor | None] = caller.run(kind, tensors, values, policy, given)
     check_gradients(caller.contract, gradients, needs)
     return gradients
 

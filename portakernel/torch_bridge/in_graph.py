@@ -7,8 +7,7 @@ launches them. Each of these nodes, and of those of calls, says in its ``meta["c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from portakernel.errors import CompiledGraphError, PortakernelError
 from portakernel.registry.kernel import Kernel
 from portakernel.tensors.diversion import IN_GRAPHS, diverted
 from portakernel.tensors.torch_internals import is_exporting
+from portakernel.torch_bridge.autocast import outside_autocast
 
 # What the nodes of an op carry, and under which key.
 CUSTOM_META = "portakernel"
@@ -43,7 +43,7 @@ def recorded(kernel: Kernel, run: Callable[..., Any], arguments: Sequence[Any]) 
         CannotRun: as for any call.
         CompiledGraphError: the kernel cannot be traced.
     """
-    with _outside_autocast(arguments), diverted(_record):
+    with outside_autocast(arguments), diverted(_record):
         try:
             returned = run(*arguments)
         except PortakernelError:  # CannotRun among them
@@ -78,14 +78,3 @@ def _node() -> str:
     meta = traceback.get_current_meta()
     nodes = meta.get("from_node") or ()
     return str(nodes[-1].name) if nodes else "(unknown)"
-
-
-@contextmanager
-def _outside_autocast(arguments: Sequence[Any]) -> Iterator[None]:
-    """Autocast has had its turn with the op itself; of what it is made of nothing is cast."""
-    device = next(argument.device.type for argument in arguments if isinstance(argument, Tensor))
-    if device == "meta" or not torch.is_autocast_enabled(device):  # of which autocast knows nothing
-        yield
-        return
-    with torch.autocast(device, enabled=False):
-        yield

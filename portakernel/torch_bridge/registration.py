@@ -137,7 +137,7 @@ class Bridge:
         tensors, values, (kernel,) = self.signature.public(arguments)
         device = tensors[0].device.type
         with torch.autocast(device, enabled=False):
-            return self.caller.torch_op()(*autocast(self.contract, tensors), *values, kernel)
+            return self.caller.torch_op()(*autocast(self.contract, tensors, values), *values, kernel)
 
 
 def _unwrapped(tensors: Iterable[Tensor]) -> Any:

@@ -11,6 +11,8 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from portakernel import ops as own_ops
+
 # A fallback is told by a warning of its own, which test_call.py asserts.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),
@@ -164,6 +166,28 @@ def test_autocast_promotes_what_the_contract_says(ops, calls):
     assert unchanged.dtype is torch.bfloat16
     with pytest.raises(TypeError, match=r"^add: y is bfloat16; it must be float32$"):
         ops.add(x, y)
+
+
+def test_autocast_casts_what_has_the_first_argument_s_dtype_in_the_format_that_is_asked_for():
+    x, w_in, w_out, weights = normal(3, 8), normal(2, 8, 8), normal(2, 8, 4), normal(3, 1)
+    experts = torch.tensor([[0], [1], [0]])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = own_ops.moe_mlp(x, w_in, w_out, weights, experts)
+        grad_x = torch.func.grad(lambda x: own_ops.moe_mlp(x, w_in, w_out, weights, experts).float().sum())(x)
+    assert found.dtype is torch.bfloat16
+    assert grad_x.dtype is torch.float32
+    low = (tensor.bfloat16() for tensor in (x, w_in, w_out))
+    assert torch.equal(found, own_ops.moe_mlp(*low, weights, experts))
+
+
+def test_gradients_inside_of_autocast_are_those_outside():
+    x, w_in, w_out, weights = (normal(*shape).bfloat16() for shape in ((3, 8), (2, 8, 8), (2, 8, 4), (3, 1)))
+    experts = torch.tensor([[0], [1], [0]])
+    x.requires_grad_()
+    (wanted,) = torch.autograd.grad(own_ops.moe_mlp(x, w_in, w_out, weights, experts).float().sum(), x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (found,) = torch.autograd.grad(own_ops.moe_mlp(x, w_in, w_out, weights, experts).float().sum(), x)
+    assert torch.equal(found, wanted)
 
 
 class Logged(torch.Tensor):

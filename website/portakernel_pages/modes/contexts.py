@@ -26,8 +26,8 @@ def autocast(op: str) -> Outcome:
         else:
             given = cast
             if subject.contract.autocast == "cast":
-                first = subject.contract.tensors[0]
-                alike = [a is first or a.dtypes == (first.name,) for a in subject.contract.tensors]
+                first, *_ = made = subject.inputs.contract.tensors
+                alike = [a is first or a.dtypes == (first.name,) for a in made]
                 cast = [t.to(low) if t is not None and same else t for t, same in zip(cast, alike, strict=True)]
         with torch.autocast(subject.device, dtype=low):
             found = subject.call(*given)
