@@ -41,6 +41,7 @@ from portakernel_plugins.triton.matrix.grouped_tiles import (
     tiles_of_pieces,
     with_bias,
 )
+from portakernel_plugins.triton.matrix.in_flight import end_products
 from portakernel_plugins.triton.matrix.mxfp4_weights import SHARED, decoded, read_codes, read_scales
 
 # What TMA wants an address and all strides but the innermost to be divisible by, in bytes.
@@ -101,6 +102,7 @@ def _forward(
     PAIRED: tl.constexpr,  # the halves lie one behind the other
     IN_TURN: tl.constexpr,  # 2: their columns lie in turn. 1: they do not
     ASSEMBLY: tl.constexpr,  # what decodes bytes is written for NVIDIA's devices
+    ASYNCHRONOUS: tl.constexpr,  # what was decoded is an operand of Hopper's tensor cores, in registers
 ) -> None:
     WIDTH: tl.constexpr = BLOCK_N if GATE is None else BLOCK_N // 2
     begins, ends, heights = tiles_of_pieces(offsets, offsets_stride, experts, rows, LANES, BLOCK_M, REST)
@@ -160,6 +162,7 @@ def _forward(
                 z += tl.dot(left, right)
             elif FORMAT != "block":
                 z = tl.dot(left, right, z, input_precision=PRECISION)
+                end_products(ASYNCHRONOUS)
             else:
                 at = scale_a + numbers * scale_a_row + step * scale_a_block
                 of_rows = tl.load(at, mask=is_row, other=0.0)
@@ -272,7 +275,7 @@ def multiply(
     options = {"SWAP": False, "FLATTEN": False, **how.options}
     wanted, stored = options.pop("DESCRIPTORS", False), options.pop("STORES", False)
     products, codes = products_of(a), None
-    narrow = format == "mxfp4"
+    narrow, arch = format == "mxfp4", processor(a.device).arch
     if narrow:
         assert scale_b is not None
         b, scale_b = as_bytes(b), as_bytes(scale_b)
@@ -327,7 +330,8 @@ def multiply(
         GATE=gate,
         PAIRED=paired,
         IN_TURN=1 if gate is None or paired else 2,
-        ASSEMBLY=narrow and a.dtype is torch.bfloat16 and processor(a.device).arch.startswith("sm_"),
+        ASSEMBLY=narrow and a.dtype is torch.bfloat16 and arch.startswith("sm_"),
+        ASYNCHRONOUS=narrow and options["SWAP"] and arch.startswith("sm_9"),
         **products,
         **options,
     )

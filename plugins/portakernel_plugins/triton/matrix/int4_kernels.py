@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from portakernel_plugins.triton.matrix.ahead import ask_for_weights
+from portakernel_plugins.triton.matrix.in_flight import end_products
 from portakernel_plugins.triton.matrix.int4_sums import finish
 from portakernel_plugins.triton.matrix.int4_words import (
     factors_of,
@@ -69,6 +70,7 @@ def product(
     ASSEMBLY: tl.constexpr,
     WIDEN: tl.constexpr,
     WARPS: tl.constexpr,  # those of a program where its tile is laid out for wgmma. 0: elsewhere
+    ASYNCHRONOUS: tl.constexpr,  # tensor cores are Hopper's
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -135,6 +137,7 @@ def product(
             factors = factors if WARPS > 0 else ahead
             w = weights(words, factors, BLOCK_N, PARTS, GROUP > 0, DTYPE, ASSEMBLY, WIDEN)
             acc = tl.dot(in_place(w, ASSEMBLY and WARPS > 0), rows, acc, input_precision="ieee")
+            end_products(ASYNCHRONOUS)
     if GROUP < 0:
         acc *= ahead[0].to(tl.float32)[:, None]
     finish(

@@ -111,6 +111,7 @@ def _launch(
     else:
         tiles = cdiv(M, options["BLOCK_M"]) * cdiv(N, options["BLOCK_N"])
         splits, share = split_count(tiles, blocks, how)
+        meta["ASYNCHRONOUS"] = arch.startswith("sm_9")
         meta["DESCRIBED"] = options.pop("DESCRIPTORS", False) and form_of(x, True) == "inner"
         whole = K % _BLOCK == 0
         sizes = (M, N, K, groups, max(1, cdiv(K, max(groups, 1))), splits, share)
