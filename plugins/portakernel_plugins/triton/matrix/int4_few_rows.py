@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from portakernel_plugins.triton.matrix.ahead import ask_for_weights
+from portakernel_plugins.triton.matrix.ahead import wait_for_turn
 from portakernel_plugins.triton.matrix.int4_sums import finish
 from portakernel_plugins.triton.matrix.int4_words import (
     factors_of,
@@ -67,7 +66,6 @@ def few_rows(
     BLOCKS: tl.constexpr,  # of columns, in a step
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,  # programs begin before the kernel before has ended
-    FETCH: tl.constexpr,  # L2 is told of the weights first, by so many warps. 0: not
 ) -> None:
     """A tile of ``y.T``, or one part of its sums; the last part to be done adds all of them up."""
     DTYPE: tl.constexpr = x.dtype.element_ty
@@ -81,9 +79,6 @@ def few_rows(
     across, blocks = tl.cdiv(N, BLOCK_N), tl.cdiv(K, _BLOCK)
     first_n, first_m = tile % across * BLOCK_N, tile // across * BLOCK_M
     first = split * SLICES * share
-    if FETCH and WHOLE_TILES:
-        last = tl.minimum(first + SLICES * share, blocks)
-        ask_for_weights(weight, scales, zeros, first, last, first_n, N, groups, GROUP, BLOCK_N, 32 * FETCH)
     row, column, lane = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, _BLOCK)
     n, slice_of_row = first_n + row % BLOCK_N, row // BLOCK_N * share
     m, slice_of_column = first_m + column % HEIGHT * PIECES, column // HEIGHT * share
@@ -96,9 +91,7 @@ def few_rows(
     for _ in tl.static_range(PIECES):
         sums = sums + (tl.zeros((ROWS, COLUMNS), tl.float32),)
     group_of_row = slice_of_row * PARTS if GROUP > 0 else row * 0
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_turn(OVERLAP)
     ahead = ()
     for part in tl.static_range(BLOCKS * PARTS if GROUP > 0 else 1):
         group = first * PARTS + part if GROUP > 0 else 0
