@@ -139,7 +139,7 @@ def compiled(kernel: Any, **constants: Any) -> Any:
     constants |= {
         "group_of": None, "bias": None, "x_lane": 1, "y_lane": 1, "GROUP": 128, "ZERO": "stored", "SPLIT": True,
         "WHOLE_TILES": True, "WHOLE_BLOCKS": True, "MFMA": False, "ASSEMBLY": True, "WIDEN": False, "WARPS": 8,
-        "BLOCK_N": 128, "STAGES": 3,
+        "BLOCK_N": 128, "STAGES": 3, **constants,
     }  # fmt: skip
     constants = {"OVERLAP": False, "DESCRIBED": False, "ASYNCHRONOUS": True, **constants}
     pointers = {
@@ -186,9 +186,18 @@ def test_a_kernel_that_begins_early_waits_before_it_reads_or_writes():
     assert "griddepcontrol.launch_dependents" in after
 
 
-@pytest.mark.parametrize("constants", [{"BLOCK_M": 128}, {"BLOCK_M": 128, "DESCRIBED": True}, {"BLOCK_M": 32}])
-def test_products_of_what_is_in_registers_end_before_the_next_step_decodes(constants):
-    ptx = compiled(product, **constants).asm["ptx"]
+@pytest.mark.parametrize(
+    ("kernel", "constants"),
+    [
+        (product, {"BLOCK_M": 128}),
+        (product, {"BLOCK_M": 128, "DESCRIBED": True}),
+        (product, {"BLOCK_M": 32}),
+        (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 16, "BLOCKS": 2}),
+        (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 16, "BLOCKS": 2, "GROUP": 32}),
+    ],
+)
+def test_products_of_what_is_in_registers_end_before_the_next_step_decodes(kernel, constants):
+    ptx = compiled(kernel, **constants).asm["ptx"]
     loop = ptx[ptx.index("wgmma.mma_async") : ptx.rindex("bra")]
     # what follows the last product of a step, and what it waits for
     behind = loop[loop.rindex("wgmma.mma_async") :]

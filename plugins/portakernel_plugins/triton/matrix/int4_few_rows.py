@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from portakernel_plugins.triton.matrix.ahead import wait_for_turn
+from portakernel_plugins.triton.matrix.in_flight import end_products
 from portakernel_plugins.triton.matrix.int4_sums import finish
 from portakernel_plugins.triton.matrix.int4_words import (
     factors_of,
@@ -59,6 +60,7 @@ def few_rows(
     ASSEMBLY: tl.constexpr,
     WIDEN: tl.constexpr,
     WARPS: tl.constexpr,  # those of a program where its tile is laid out for mma. 0: elsewhere
+    ASYNCHRONOUS: tl.constexpr,  # tensor cores are Hopper's
     SLICES: tl.constexpr,
     PIECES: tl.constexpr,  # the products that a tile's rows of x are in
     BLOCK_M: tl.constexpr,
@@ -129,6 +131,7 @@ def few_rows(
                     sums = sums + (done[piece] + found * own[0].to(tl.float32)[:, None],)
                 else:
                     sums = sums + (tl.dot(w, rows, done[piece], input_precision="ieee"),)
+                    end_products(ASYNCHRONOUS and COLUMNS > 8)  # eight are mma.sync's
     if GROUP < 0:
         done, sums = sums, ()
         for piece in tl.static_range(PIECES):

@@ -91,6 +91,7 @@ def _launch(
         "WIDEN": arch == "interpreter",
         "WARPS": how.warps if options.pop("FRAGMENTS", False) else 0,
         "STAGES": options.pop("num_stages"),
+        "ASYNCHRONOUS": arch.startswith("sm_9"),
     }
     few = "COLUMNS" in options
     if few:
@@ -108,7 +109,6 @@ def _launch(
     else:
         tiles = cdiv(M, options["BLOCK_M"]) * cdiv(N, options["BLOCK_N"])
         splits, share = split_count(tiles, blocks, how)
-        meta["ASYNCHRONOUS"] = arch.startswith("sm_9")
         meta["DESCRIBED"] = options.pop("DESCRIPTORS", False) and form_of(x, True) == "inner"
         whole = K % _BLOCK == 0
         sizes = (M, N, K, groups, max(1, cdiv(K, max(groups, 1))), splits, share)
