@@ -26,7 +26,12 @@ from portakernel.words.target import Target
 from portakernel_plugins.triton.attention import hopper_memory
 from portakernel_plugins.triton.experts import moe_mlp_hopper
 from portakernel_plugins.triton.gates import activations
-from portakernel_plugins.triton.matrix import grouped_hopper, grouped_hopper_kernel
+from portakernel_plugins.triton.matrix import (
+    grouped_hopper,
+    grouped_hopper_kernel,
+    grouped_hopper_sums,
+    grouped_hopper_tiles,
+)
 
 HOPPER = Target("nvidia", "sm_90")
 # Rows of each expert: none, few, one tile, more than one consumer's, several tiles.
@@ -41,6 +46,7 @@ def emulated(
     buffers: int = 1,
     consumers: int = 2,
     kernel: ModuleType = grouped_hopper_kernel,
+    sums: ModuleType = grouped_hopper_sums,
 ) -> Iterator[None]:
     options = {
         "CONSUMERS": consumers,
@@ -52,7 +58,9 @@ def emulated(
     }
     with monkeypatch.context() as patch:
         patch.setattr(grouped_hopper, "grouped", kernel.grouped)
-        launch = on_threads(monkeypatch, kernel, hopper_memory, activations, warpgroup_mma_wait=wait_for_earlier)
+        adds = {name: getattr(sums, name).fn for name in ("sums", "sums_of_halves", "scaled_sums")}
+        modules = kernel, sums, grouped_hopper_tiles, hopper_memory, activations
+        launch = on_threads(monkeypatch, *modules, warpgroup_mma_wait=wait_for_earlier, **adds)
         patch.setattr(grouped_hopper, "launch", launch)
         how = SimpleNamespace(options=options, programs=programs)
         patch.setattr(grouped_hopper, "configuration", lambda *_: how)
@@ -180,21 +188,28 @@ def test_what_the_copy_engine_cannot_follow_goes_by_the_other_kernel(monkeypatch
 
 
 @pytest.mark.turns(3)
-@pytest.mark.parametrize(("number", "line"), list(mutants(grouped_hopper_kernel)))
+@pytest.mark.parametrize(
+    ("part", "module", "number", "line"),
+    [
+        pytest.param(part, module, *found.values, id=f"{part} {found.id}")
+        for part, module in (("kernel", grouped_hopper_kernel), ("sums", grouped_hopper_sums))
+        for found in mutants(module)
+    ],
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path, number, line):
-    module = mutated(grouped_hopper_kernel, number, line, tmp_path / "mutant.py")
+def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path, part, module, number, line):
+    changed = {part: mutated(module, number, line, tmp_path / "mutant.py")}
     monkeypatch.setattr(gluon_on_threads, "PATIENCE_S", 0.5)
     a, b, offsets = drawn((200, 64, 300, 70), 136, 208, more=0)
     gather = torch.arange(len(a)).flip(0).int()
     narrow = a.to(torch.float8_e4m3fn), b.mul(0.2).to(torch.float8_e4m3fn)
 
     def all_of_them() -> None:
-        with emulated(monkeypatch, programs=6, buffers=2, kernel=module):
+        with emulated(monkeypatch, programs=6, buffers=2, **changed):
             assert_right(a, b, offsets)
             assert_right(a, b, offsets, gather=gather)
             assert_right(*narrow, offsets, **scales_of(a, b, "block"))
-        with emulated(monkeypatch, programs=6, consumers=3, kernel=module):
+        with emulated(monkeypatch, programs=6, consumers=3, **changed):
             assert_right(a, b, offsets)
 
     with pytest.raises((Stuck, AssertionError)):

@@ -139,9 +139,9 @@ def compiled(kernel: Any, **constants: Any) -> Any:
     constants |= {
         "group_of": None, "bias": None, "x_lane": 1, "y_lane": 1, "GROUP": 128, "ZERO": "stored", "SPLIT": True,
         "WHOLE_TILES": True, "WHOLE_BLOCKS": True, "MFMA": False, "ASSEMBLY": True, "WIDEN": False, "WARPS": 8,
-        "BLOCK_N": 128, "STAGES": 3,
+        "BLOCK_N": 128, "STAGES": 3, **constants,
     }  # fmt: skip
-    constants = {"OVERLAP": False, "FETCH": 0, "DESCRIBED": False, **constants}
+    constants = {"OVERLAP": False, "DESCRIBED": False, "ASYNCHRONOUS": True, **constants}
     pointers = {
         "x": "*bf16", "weight": "*i32", "scales": "*bf16", "zeros": "*u8", "y": "*bf16", "parts": "*fp32",
         "counters": "*i32",
@@ -177,27 +177,32 @@ def test_a_weight_is_decoded_by_half_an_operation_and_stays_in_its_lane(kernel, 
     assert "st.shared" not in loop
 
 
+def test_a_kernel_that_begins_early_waits_before_it_reads_or_writes():
+    ptx = compiled(few_rows, OVERLAP=True, SLICES=1, PIECES=1, BLOCK_M=8, BLOCKS=2).asm["ptx"]
+    before, after = ptx.split("griddepcontrol.wait")
+    touches = re.compile(r"\b(ld\.global|st\.global|cp\.async|atom|red)\b")
+    assert not touches.search(before)
+    assert touches.search(after)
+    assert "griddepcontrol.launch_dependents" in after
+
+
 @pytest.mark.parametrize(
     ("kernel", "constants"),
     [
-        (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 8, "BLOCKS": 2}),
         (product, {"BLOCK_M": 128}),
         (product, {"BLOCK_M": 128, "DESCRIBED": True}),
+        (product, {"BLOCK_M": 32}),
+        (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 16, "BLOCKS": 2}),
+        (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 16, "BLOCKS": 2, "GROUP": 32}),
     ],
-    ids=["few", "many", "described"],
 )
-def test_a_kernel_that_begins_early_asks_for_weights_and_waits_before_it_reads_or_writes(kernel, constants):
-    ptx = compiled(kernel, OVERLAP=True, FETCH=8, **constants).asm["ptx"]
-    before, after = ptx.split("griddepcontrol.wait")
-    assert "cp.async.bulk.prefetch.L2" in before
-    assert "prefetch" not in after
-    touches = re.compile(
-        r"\b(ld\.global|st\.global|cp\.async\.c|cp\.async\.bulk\.tensor|tensormap\.replace|atom|red)\b"
-    )
-    assert not touches.search(before)
-    assert touches.search(after)
-    # the next one's weights would push out of L2 what is not used yet
-    assert "griddepcontrol.launch_dependents" in after
+def test_products_of_what_is_in_registers_end_before_the_next_step_decodes(kernel, constants):
+    ptx = compiled(kernel, **constants).asm["ptx"]
+    loop = ptx[ptx.index("wgmma.mma_async") : ptx.rindex("bra")]
+    # what follows the last product of a step, and what it waits for
+    behind = loop[loop.rindex("wgmma.mma_async") :]
+    waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)|(cp\.async\.c|cp\.async\.bulk)", behind)
+    assert ("0", "") in waits[: next(i for i, (_, copies) in enumerate(waits) if copies)]
 
 
 def chosen(target: str, rows: int, layout: str) -> str:

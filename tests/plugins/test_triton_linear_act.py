@@ -283,33 +283,6 @@ def test_main_tiles_spill_nothing_fit_the_chip_and_are_the_tensor_cores(target, 
     assert 0 < compiled.shared_bytes <= kib * 1024
 
 
-@pytest.mark.parametrize("described", [False, True])
-@pytest.mark.parametrize("strides", ["dense", "odd"])
-def test_a_kernel_that_begins_early_waits_before_it_reads_or_writes(monkeypatch, described, strides):
-    real = products.configuration
-    early = {"OVERLAP": True, "FETCH": True, "DESCRIPTORS": described}
-    monkeypatch.setattr(
-        products,
-        "configuration",
-        lambda *given: replace(how := real(*given), options={**how.options, **early}),
-    )
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
-    weight = empty(4096, 4096) if strides == "dense" else empty(4096, 4097)[:, :4096]
-    with compiling(Target("nvidia", "sm_90")) as found:
-        forward_module.linear_act(empty(64, 4096), weight, activation="none")
-    before, after = found[0].assembly.split("griddepcontrol.wait")
-    assert ("cp.async.bulk.prefetch.L2" in before) == (strides == "dense")
-    touches = re.compile(
-        r"\b(ld\.global|st\.global|cp\.async\.c|cp\.async\.bulk\.tensor|tensormap\.replace|atom|red)\b"
-    )
-    assert not touches.search(before)
-    assert touches.search(after)
-    assert "griddepcontrol.launch_dependents" in after
-
-
 # --- routing ---------------------------------------------------------------------------------------------------------
 
 

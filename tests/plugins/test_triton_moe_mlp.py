@@ -190,10 +190,20 @@ def packed(codes: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("halves", ["concat", "interleaved"])
-@pytest.mark.parametrize(("swap", "block_k"), [(False, 32), (True, 32), (False, 64), (True, 64)])
-def test_mxfp4_is_the_layers_of_what_it_stands_for(monkeypatch, dtype, halves, swap, block_k):
-    launched_with(monkeypatch, SWAP=swap, BLOCK_K=block_k)
-    x, _, _, weights, experts = drawn(40, hidden=72)  # neither is a multiple of what shares a scale
+@pytest.mark.parametrize(
+    ("hidden", "options"),
+    [
+        (72, {"SWAP": False, "BLOCK_K": 32}),
+        (72, {"SWAP": True, "BLOCK_K": 32}),
+        (72, {"SWAP": False, "BLOCK_K": 64}),
+        (72, {"SWAP": True, "BLOCK_K": 64}),
+        (72, {"SWAP": True, "BLOCK_K": 128, "BLOCK_N": 64, "FRAGMENTS": True}),
+        (424, {"SWAP": True, "BLOCK_K": 256, "BLOCK_N": 128, "FRAGMENTS": True}),
+    ],
+)
+def test_mxfp4_is_the_layers_of_what_it_stands_for(monkeypatch, dtype, halves, hidden, options):
+    launched_with(monkeypatch, **options)
+    x, _, _, weights, experts = drawn(40, hidden=hidden)  # neither is a multiple of what shares a scale
     source = torch.Generator().manual_seed(1)
 
     def matrix(rows: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -201,9 +211,9 @@ def test_mxfp4_is_the_layers_of_what_it_stands_for(monkeypatch, dtype, halves, s
         scale = torch.randint(120, 127, (5, rows, -(-columns // 32)), generator=source, dtype=torch.uint8)
         return packed(codes), scale.view(torch.float8_e8m0fnu)
 
-    (w_in, scale_in), (w_out, scale_out) = matrix(80, 72), matrix(72, 40)
+    (w_in, scale_in), (w_out, scale_out) = matrix(80, hidden), matrix(hidden, 40)
     values: dict[str, Any] = {"activation": "swiglu_oai", "halves": halves, "format": "mxfp4"}
-    values |= {"scale_in": scale_in, "scale_out": scale_out, **drawn_biases(40, 72)}
+    values |= {"scale_in": scale_in, "scale_out": scale_out, **drawn_biases(40, hidden)}
     found = op.moe_mlp(x.to(dtype), w_in, w_out, weights, experts, **values)
     (want,) = reference.truth(x.to(dtype), w_in, w_out, weights, experts, **values)
     assert found.dtype is dtype

@@ -11,7 +11,9 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
-from portakernel_plugins.triton.matrix import mxfp4_weights
+from portakernel.authoring.triton import compiling
+from portakernel.words.target import Target
+from portakernel_plugins.triton.matrix import grouped_mm, mxfp4_weights
 
 BYTES = torch.arange(256)
 
@@ -88,3 +90,23 @@ def test_each_byte_in_each_place_is_two_numbers_times_its_own_scale(scale):
             halves = (found >> shift & 0xFFFF).to(torch.uint16).view(torch.bfloat16)
             want = (numbers[codes] * scales[place]).bfloat16()
             assert torch.equal(halves.view(torch.int16), want.view(torch.int16))  # signs of zeros too
+
+
+def test_weights_of_mxfp4_stay_in_their_lane():
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    codes, scales = empty(4, 256, 512, dtype=torch.uint8), empty(4, 256, 32, dtype=torch.uint8)
+    with compiling(Target("nvidia", "sm_90")) as found:
+        grouped_mm.multiply(
+            "forward", empty(16, 1024), codes.view(torch.float4_e2m1fn_x2), empty(5, dtype=torch.int32), empty(16, 256),
+            scale_b=scales.view(torch.float8_e8m0fnu), format="mxfp4",
+        )  # fmt: skip
+    ptx = found[0].assembly
+    # what goes through shared memory is x
+    loop = ptx[ptx.index("0x77777777") : ptx.rindex("wgmma.mma_async")]
+    assert "st.shared" not in loop
+    assert "shfl.sync" not in loop
+    # and a step's products end before the next one's weights are decoded
+    behind = ptx[ptx.rindex("wgmma.mma_async") :]
+    assert behind.index("wgmma.wait_group.sync.aligned 0") < behind.index("cp.async")

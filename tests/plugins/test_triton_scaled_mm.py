@@ -297,6 +297,21 @@ def test_the_instruction_is_the_arch_s_own_where_it_has_one(target, format, dtyp
     assert re.search(instruction, compiled(target, format, dtype).assembly)
 
 
+def test_few_rows_begin_early_and_wait_before_they_read_or_write():
+    def empty(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    scales = empty(64, 1, dtype=torch.float32), empty(4096, 1, dtype=torch.float32)
+    how = {"format_a": "row", "format_b": "row", "global_scale_a": None, "global_scale_b": None}
+    with compiling(Target("nvidia", "sm_90")) as found:
+        module.scaled_mm(empty(64, 4096), empty(4096, 4096), *scales, out_dtype="bfloat16", use_fast_accum=False, **how)
+    before, after = found[0].assembly.split("griddepcontrol.wait")
+    touches = re.compile(r"\b(ld\.global|st\.global|cp\.async|tensormap\.replace|atom|red)\b")
+    assert not touches.search(before)
+    assert touches.search(after)
+    assert "griddepcontrol.launch_dependents" in after
+
+
 # --- routing ---------------------------------------------------------------------------------------------------------
 
 

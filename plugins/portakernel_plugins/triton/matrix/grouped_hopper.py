@@ -15,14 +15,16 @@ from portakernel_plugins.triton.attention.hopper_tiles import FAR
 from portakernel_plugins.triton.attention.row_blocks import described
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.matrix import grouped_mm
-from portakernel_plugins.triton.matrix.grouped_hopper_kernel import ROWS, grouped
+from portakernel_plugins.triton.matrix.grouped_hopper_kernel import grouped
+from portakernel_plugins.triton.matrix.grouped_hopper_tiles import ROWS
 from portakernel_plugins.triton.matrix.grouped_mm import power_above
 
 # What TMA wants an address and all strides but the innermost to be divisible by, in bytes.
 _ALIGNED = 16
 # Fewer lanes than a warp has are not spread over one.
 _FEWEST_LANES = 32
-
+# The configurations of narrow products.
+_OF_FORMATS = {"row": "float8", "block": "float8_blocks"}
 
 # What a row of a block has of terms, in bytes: as much as the copy engine swizzles.
 _ROW_BYTES = 128
@@ -90,7 +92,7 @@ def multiply(
 ) -> None:
     """As ``grouped_mm.multiply``, by which goes what this kernel has no tiles for, and cannot read or write."""
     (rows, columns), (experts, _, inners) = y.shape, b.shape
-    kind = "float8" if format != "none" else "gathered" if gate is not None or gather is not None else "rows"
+    kind = _OF_FORMATS.get(format, "gathered" if gate is not None or gather is not None else "rows")
     how = configuration(f"grouped_mm.hopper_{kind}", a.device, max(1, rows // max(experts, 1)))
     options = dict(how.options)
     block_k = _ROW_BYTES // a.element_size()

@@ -10,9 +10,6 @@ tile, and their number says which place of the ring they have and which phase of
 blocks arrive while the results of this one are stored. Barriers: ``full`` is completed by the copy engine's bytes and
 the copying threads, ``empty`` by the consumers, each of which arrives once.
 
-Sums of float8 products that the tensor cores make are of fewer bits: 128 terms, and no more. One consumer adds them up,
-times their scales, while the other one's products are on.
-
 Results leave through shared memory. For the engine y is what ``attention/hopper_tiles.py`` says: rows are counted from
 an expert's end, behind which nothing is written.
 """
@@ -28,61 +25,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 from portakernel_plugins.triton.attention.hopper_memory import copy, load, store
 from portakernel_plugins.triton.attention.hopper_tiles import FAR
 from portakernel_plugins.triton.gates.activations import activated
+from portakernel_plugins.triton.matrix.grouped_hopper_sums import scaled_sums, sums, sums_of_halves
+from portakernel_plugins.triton.matrix.grouped_hopper_tiles import ROWS, last_tiles, numbers_of, tile_at
 
-# What one warpgroup multiplies.
-ROWS = gl.constexpr(64)
-# The columns, and the terms, that share a scale.
-SCALED = gl.constexpr(128)
 # Threads that gather.
 _WARPS = gl.constexpr(4)
 _THREADS = gl.constexpr(32 * _WARPS.value)
-
-
-@gluon.jit
-def _plus(x, y):
-    return x + y
-
-
-@gluon.jit
-def _last_tiles(offsets, offsets_stride, experts, across, TILE: gl.constexpr, LANES: gl.constexpr, WARPS: gl.constexpr):
-    """Of each expert how many tiles there are up to its last one, and how many there are in all."""
-    # every warp has all of them: sums need no memory
-    layout: gl.constexpr = gl.BlockedLayout([LANES // 32], [32], [WARPS], [0])
-    lane = gl.arange(0, LANES, layout=layout)
-    begin = gl.load(offsets + lane * offsets_stride, mask=lane < experts, other=0).to(gl.int32)
-    end = gl.load(offsets + (lane + 1) * offsets_stride, mask=lane < experts, other=0).to(gl.int32)
-    tiles = gl.maximum((end - begin + TILE - 1) // TILE, 0) * across
-    last = gl.associative_scan(tiles, 0, _plus)
-    return last, gl.sum(tiles, 0)
-
-
-@gluon.jit
-def _tile_at(number, last, offsets, offsets_stride, TILE: gl.constexpr, WIDTH: gl.constexpr):
-    """Of a tile the expert, the first row, the expert's end, and the first column: rows of a column come first."""
-    before = last <= number
-    expert = gl.sum(before.to(gl.int32), 0)
-    place = number - gl.max(gl.where(before, last, 0), 0)
-    begin = gl.load(offsets + expert * offsets_stride).to(gl.int32)
-    end = gl.load(offsets + (expert + 1) * offsets_stride).to(gl.int32)
-    height = (end - begin + TILE - 1) // TILE
-    return expert, begin + place % height * TILE, end, place // height * WIDTH
-
-
-@gluon.jit
-def _numbers(row, is_row, gather, gather_stride, shared, GATHERED: gl.constexpr):
-    """Which rows of a they are."""
-    number = row
-    if GATHERED:
-        at = gather + row.to(gl.int64) * gather_stride
-        number = gl.load(at, mask=is_row, other=0).to(gl.int32) // shared
-    return number.to(gl.int64)
 
 
 @gluon.jit
@@ -91,7 +44,7 @@ def _addresses(a, gather, first, end, a_row, gather_stride, shared, BLOCK_K: gl.
     layout: gl.constexpr = gl.BlockedLayout([1, BLOCK_K // 8], [4, 8], [_WARPS, 1], [1, 0])
     row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     is_row = row < end
-    number = _numbers(row, is_row, gather, gather_stride, shared, True)
+    number = numbers_of(row, is_row, gather, gather_stride, shared, True)
     term = gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, layout))
     at = a + (gl.expand_dims(number * a_row, 1) + gl.expand_dims(term, 0))
     # a partition does not know what its arguments are divisible by
@@ -106,11 +59,11 @@ def _produce(
 ):  # fmt: skip
     offsets, offsets_stride, experts, across = where
     WARPS: gl.constexpr = _WARPS if GATHERED else 1
-    last, tiles = _last_tiles(offsets, offsets_stride, experts, across, CONSUMERS * ROWS, LANES, WARPS)
+    last, tiles = last_tiles(offsets, offsets_stride, experts, across, CONSUMERS * ROWS, LANES, WARPS)
     number = gl.program_id(0)
     done = 0  # blocks
     while number < tiles:
-        expert, row, end, column = _tile_at(number, last, offsets, offsets_stride, CONSUMERS * ROWS, WIDTH)
+        expert, row, end, column = tile_at(number, last, offsets, offsets_stride, CONSUMERS * ROWS, WIDTH)
         parts = gl.minimum((end - row + ROWS - 1) // ROWS, CONSUMERS)  # of consumers that have rows
         if GATHERED:
             gl.static_assert(CONSUMERS == 2)
@@ -156,148 +109,6 @@ def _put(y, y_blocks, number, part, row, end, column, STORED: gl.constexpr, BUFF
 
 
 @gluon.jit
-def _columns_of_tile(column, columns, STORED: gl.constexpr, PAIRED: gl.constexpr, LAYOUT: gl.constexpr):
-    """Which columns of a matrix a tile has, of which there are twice ``columns`` where they are gate and up.
-
-    ``PAIRED``: those of one half and then those of the other; ``in turn``: every second one, and then those between.
-    """
-    lane = gl.arange(0, 2 * STORED, layout=LAYOUT)
-    number = column + lane
-    inside = number < columns
-    if PAIRED != "no":
-        second = lane // STORED
-        number = column + lane % STORED
-        inside = number < columns
-        number = 2 * number + second if PAIRED == "in turn" else number + second * columns
-    return number, inside
-
-
-@gluon.jit
-def _in_halves(acc, STORED: gl.constexpr):
-    return gl.split(gl.permute(gl.reshape(acc, [ROWS, 2, STORED]), (0, 2, 1)))
-
-
-@gluon.jit
-def _sums(
-    CONSUMER: gl.constexpr, a_blocks, b_blocks, full, empty, done, steps, CONSUMERS: gl.constexpr,
-    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, STORED: gl.constexpr, GATHERED: gl.constexpr,
-):  # fmt: skip
-    """A consumer's part of a tile, in halves of its columns, and how many blocks are done."""
-    COLUMNS: gl.constexpr = 2 * STORED
-    summed: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
-    )
-    acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout=summed)
-    for step in range(steps):
-        place = done % STAGES
-        mbarrier.wait(full.index(place), done // STAGES & 1)
-        if GATHERED:
-            fence_async_shared()  # what threads copied is read by the tensor cores
-        left = a_blocks.index(CONSUMERS * place + CONSUMER)
-        right = b_blocks.index(place).reshape([COLUMNS, BLOCK_K]).permute((1, 0))
-        acc = warpgroup_mma(left, right, acc, is_async=True)
-        acc = warpgroup_mma_wait(1, deps=(acc,))
-        if step > 0:
-            mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
-        done += 1
-    acc = warpgroup_mma_wait(0, deps=(acc,))
-    mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
-    first, second = _in_halves(acc, STORED)
-    return first, second, done
-
-
-@gluon.jit
-def _sums_of_halves(
-    CONSUMER: gl.constexpr, a_blocks, b_blocks, full, empty, done, steps, CONSUMERS: gl.constexpr,
-    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, STORED: gl.constexpr, GATHERED: gl.constexpr,
-):  # fmt: skip
-    """The same by two products: one of all columns wants more registers than three consumers' threads begin with."""
-    summed: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, STORED, 16])
-    first = gl.zeros([ROWS, STORED], gl.float32, layout=summed)
-    second = gl.zeros([ROWS, STORED], gl.float32, layout=summed)
-    for step in range(steps):
-        place = done % STAGES
-        mbarrier.wait(full.index(place), done // STAGES & 1)
-        if GATHERED:
-            fence_async_shared()
-        left = a_blocks.index(CONSUMERS * place + CONSUMER)
-        right = b_blocks.index(place).reshape([2 * STORED, BLOCK_K])
-        first = warpgroup_mma(left, right.slice(0, STORED, dim=0).permute((1, 0)), first, is_async=True)
-        second = warpgroup_mma(left, right.slice(STORED, STORED, dim=0).permute((1, 0)), second, is_async=True)
-        first, second = warpgroup_mma_wait(2, deps=(first, second))
-        if step > 0:
-            mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
-        done += 1
-    first, second = warpgroup_mma_wait(0, deps=(first, second))
-    mbarrier.arrive(empty.index((done - 1) % STAGES), count=1)
-    return first, second, done
-
-
-@gluon.jit
-def _scaled_sums(
-    CONSUMER: gl.constexpr, a_blocks, b_blocks, full, empty, done, steps, expert, row, end, column, columns,
-    scale_a, scale_b, scales, gather, gather_stride, shared, CONSUMERS: gl.constexpr,
-    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, STORED: gl.constexpr, GATHERED: gl.constexpr, PAIRED: gl.constexpr,
-    FORMAT: gl.constexpr,
-):  # fmt: skip
-    """The same of float8 numbers with scales."""
-    a_row, a_block, b_expert, b_column, b_block = scales
-    COLUMNS: gl.constexpr = 2 * STORED
-    summed: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 32]
-    )
-    by_row: gl.constexpr = gl.SliceLayout(1, summed)
-    acc = gl.zeros([ROWS, COLUMNS], gl.float32, layout=summed)
-    none = gl.zeros([ROWS, COLUMNS], gl.float32, layout=summed)
-    rows = row + gl.arange(0, ROWS, layout=by_row)
-    is_row = rows < end
-    at_row = scale_a + _numbers(rows, is_row, gather, gather_stride, shared, GATHERED) * a_row
-    lane, is_column = _columns_of_tile(column, columns, STORED, PAIRED, gl.SliceLayout(0, summed))
-    at_matrix = scale_b + expert.to(gl.int64) * b_expert
-    if FORMAT == "block":
-        # all columns of a half share a scale
-        first_scale = at_matrix + column * (2 if PAIRED == "in turn" else 1) // SCALED * b_column
-        second_scale = first_scale
-        if PAIRED == "one by one":
-            second_scale = at_matrix + (column + columns) // SCALED * b_column
-        is_second = gl.expand_dims(gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, summed)) >= STORED, 0)
-        of_rows = gl.load(at_row, mask=is_row, other=0.0)
-        of_first = gl.load(first_scale)
-        of_second = gl.load(second_scale)
-    for step in range(steps):
-        place = done % STAGES
-        mbarrier.wait(full.index(place), done // STAGES & 1)
-        if GATHERED:
-            fence_async_shared()
-        left = a_blocks.index(CONSUMERS * place + CONSUMER)
-        right = b_blocks.index(place).reshape([COLUMNS, BLOCK_K]).permute((1, 0))
-        part = warpgroup_mma(left, right, none, use_acc=False, is_async=True)
-        if FORMAT == "block":
-            first_factor = of_rows * of_first
-            second_factor = of_rows * of_second
-            after = gl.minimum(step + 1, steps - 1)
-            of_rows = gl.load(at_row + after * a_block, mask=is_row, other=0.0)
-            of_first = gl.load(first_scale + after * b_block)
-            of_second = gl.load(second_scale + after * b_block)
-        part = warpgroup_mma_wait(0, deps=(part,))
-        mbarrier.arrive(empty.index(place), count=1)
-        done += 1
-        if FORMAT == "block":
-            factor = gl.expand_dims(first_factor, 1)
-            if PAIRED == "one by one":
-                factor = gl.where(is_second, gl.expand_dims(second_factor, 1), factor)
-            acc += part * factor
-        else:
-            acc += part
-    if FORMAT == "row":
-        of_rows = gl.load(at_row, mask=is_row, other=0.0)
-        of_columns = gl.load(at_matrix + lane * b_column, mask=is_column, other=0.0)
-        acc = acc * gl.expand_dims(of_rows, 1) * gl.expand_dims(of_columns, 0)
-    first, second = _in_halves(acc, STORED)
-    return first, second, done
-
-
-@gluon.jit
 def _consume(
     CONSUMER: gl.constexpr, y, a_blocks, b_blocks, full, empty, y_blocks, where, steps, columns,
     scale_a, scale_b, scales, gather, gather_stride, shared, CONSUMERS: gl.constexpr,
@@ -305,27 +116,27 @@ def _consume(
     GATHERED: gl.constexpr, GATE: gl.constexpr, PAIRED: gl.constexpr, FORMAT: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
     offsets, offsets_stride, experts, across = where
-    last, tiles = _last_tiles(offsets, offsets_stride, experts, across, CONSUMERS * ROWS, LANES, 4)
+    last, tiles = last_tiles(offsets, offsets_stride, experts, across, CONSUMERS * ROWS, LANES, 4)
     buffers = CONSUMER * BUFFERS  # the first one
     number = gl.program_id(0)
     done = 0  # blocks
     stored = 0
     while number < tiles:
-        expert, row, end, column = _tile_at(number, last, offsets, offsets_stride, CONSUMERS * ROWS, WIDTH)
+        expert, row, end, column = tile_at(number, last, offsets, offsets_stride, CONSUMERS * ROWS, WIDTH)
         row += CONSUMER * ROWS
         if row < end:
             if FORMAT != "none":
-                first, second, done = _scaled_sums(
+                first, second, done = scaled_sums(
                     CONSUMER, a_blocks, b_blocks, full, empty, done, steps, expert, row, end, column, columns,
                     scale_a, scale_b, scales, gather, gather_stride, shared, CONSUMERS,
                     BLOCK_K, STAGES, STORED, GATHERED, PAIRED, FORMAT,
                 )  # fmt: skip
             elif CONSUMERS == 2:
-                first, second, done = _sums(
+                first, second, done = sums(
                     CONSUMER, a_blocks, b_blocks, full, empty, done, steps, CONSUMERS, BLOCK_K, STAGES, STORED, GATHERED
                 )
             else:
-                first, second, done = _sums_of_halves(
+                first, second, done = sums_of_halves(
                     CONSUMER, a_blocks, b_blocks, full, empty, done, steps, CONSUMERS, BLOCK_K, STAGES, STORED, GATHERED
                 )
             if GATE is not None:

@@ -41,7 +41,8 @@ from portakernel_plugins.triton.matrix.grouped_tiles import (
     tiles_of_pieces,
     with_bias,
 )
-from portakernel_plugins.triton.matrix.mxfp4_weights import SHARED, decoded, read_codes, read_scales
+from portakernel_plugins.triton.matrix.in_flight import end_products
+from portakernel_plugins.triton.matrix.mxfp4_weights import SHARED, decoded, read_codes, read_scales, term_in_place
 
 # What TMA wants an address and all strides but the innermost to be divisible by, in bytes.
 _ALIGNED = 16
@@ -101,6 +102,8 @@ def _forward(
     PAIRED: tl.constexpr,  # the halves lie one behind the other
     IN_TURN: tl.constexpr,  # 2: their columns lie in turn. 1: they do not
     ASSEMBLY: tl.constexpr,  # what decodes bytes is written for NVIDIA's devices
+    WARPS: tl.constexpr,  # those of a program that reads bytes as tensor cores' fragments. 0: it does not
+    ASYNCHRONOUS: tl.constexpr,  # what was decoded is an operand of Hopper's tensor cores, in registers
 ) -> None:
     WIDTH: tl.constexpr = BLOCK_N if GATE is None else BLOCK_N // 2
     begins, ends, heights = tiles_of_pieces(offsets, offsets_stride, experts, rows, LANES, BLOCK_M, REST)
@@ -125,26 +128,28 @@ def _forward(
             terms = tl.where(expert == experts, 0, steps)
         z = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
         groups = tl.cdiv(inners, SHARED)
+        terms_read = term_in_place(tl.arange(0, BLOCK_K), WARPS)
         if FORMAT == "mxfp4":
             powers = read_scales(
                 scale_b, expert, column * IN_TURN, columns * IN_TURN, 0, groups,
-                scale_b_expert, scale_b_column, scale_b_block, BLOCK_N, BLOCK_K, PAIRED,
+                scale_b_expert, scale_b_column, scale_b_block, BLOCK_N, BLOCK_K, PAIRED, WARPS,
             )  # fmt: skip
         for step in range(terms):
             left = read_rows(
-                a, row, numbers, is_row, step * BLOCK_K, inners, a_row, a_inner, BLOCK_K, FORM_A, EVEN, WIDEN, CODES
+                a, row, numbers, is_row, step * BLOCK_K, inners, a_row, a_inner, terms_read,
+                BLOCK_K, FORM_A, EVEN, WIDEN, CODES,
             )  # fmt: skip
             if FORMAT == "mxfp4":
                 codes = read_codes(
                     b, expert, column * IN_TURN, columns * IN_TURN, step * BLOCK_K, inner_bytes,
-                    b_expert, b_column, b_inner, BLOCK_N, BLOCK_K, EVEN, PAIRED,
+                    b_expert, b_column, b_inner, BLOCK_N, BLOCK_K, EVEN, PAIRED, WARPS,
                 )  # fmt: skip
                 # a step ahead: no copy of single bytes runs beside the products
                 ahead = read_scales(
                     scale_b, expert, column * IN_TURN, columns * IN_TURN, (step + 1) * BLOCK_K, groups,
-                    scale_b_expert, scale_b_column, scale_b_block, BLOCK_N, BLOCK_K, PAIRED,
+                    scale_b_expert, scale_b_column, scale_b_block, BLOCK_N, BLOCK_K, PAIRED, WARPS,
                 )  # fmt: skip
-                right = decoded(codes, powers, BLOCK_N, BLOCK_K, left.dtype, ASSEMBLY)
+                right = decoded(codes, powers, BLOCK_N, BLOCK_K, left.dtype, ASSEMBLY, WARPS)
                 powers = ahead
                 if not SWAP:
                     right = right.T
@@ -160,6 +165,7 @@ def _forward(
                 z += tl.dot(left, right)
             elif FORMAT != "block":
                 z = tl.dot(left, right, z, input_precision=PRECISION)
+                end_products(ASYNCHRONOUS)
             else:
                 at = scale_a + numbers * scale_a_row + step * scale_a_block
                 of_rows = tl.load(at, mask=is_row, other=0.0)
@@ -272,7 +278,7 @@ def multiply(
     options = {"SWAP": False, "FLATTEN": False, **how.options}
     wanted, stored = options.pop("DESCRIPTORS", False), options.pop("STORES", False)
     products, codes = products_of(a), None
-    narrow = format == "mxfp4"
+    narrow, arch = format == "mxfp4", processor(a.device).arch
     if narrow:
         assert scale_b is not None
         b, scale_b = as_bytes(b), as_bytes(scale_b)
@@ -327,7 +333,9 @@ def multiply(
         GATE=gate,
         PAIRED=paired,
         IN_TURN=1 if gate is None or paired else 2,
-        ASSEMBLY=narrow and a.dtype is torch.bfloat16 and processor(a.device).arch.startswith("sm_"),
+        ASSEMBLY=narrow and a.dtype is torch.bfloat16 and arch.startswith("sm_"),
+        WARPS=how.warps if options.pop("FRAGMENTS", False) else 0,
+        ASYNCHRONOUS=narrow and options["SWAP"] and arch.startswith("sm_9"),
         **products,
         **options,
     )

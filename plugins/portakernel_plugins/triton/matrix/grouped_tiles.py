@@ -40,16 +40,19 @@ def _wide(block, CODES: tl.constexpr):
 
 @triton.jit
 def read_rows(
-    a, row, numbers, is_row, inner, inners, row_stride, inner_stride,
+    a, row, numbers, is_row, inner, inners, row_stride, inner_stride, lane,
     BLOCK_K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    """``(BLOCK_M, BLOCK_K)`` of rows from ``row`` on, which are those with these ``numbers``."""
+    """``(BLOCK_M, BLOCK_K)`` of rows from ``row`` on, which are those with these ``numbers``.
+
+    ``lane``: which term is in which place, where they are read through pointers.
+    """
     if FORM == "inner":
         block = a.load([row, inner])
     elif FORM == "outer":
         block = a.load([inner, row]).T
     else:
-        lane = tl.arange(0, BLOCK_K)[None, :]
+        lane = lane[None, :]
         inside = is_row[:, None]
         if not EVEN:
             inside = inside & (inner + lane < inners)
@@ -66,12 +69,17 @@ def columns_of(column, columns, BLOCK: tl.constexpr, PAIRED: tl.constexpr):
 
     ``PAIRED``: one half from ``column`` on, and one from ``columns`` behind that on.
     """
-    number = tl.arange(0, BLOCK)
+    return columns_at(tl.arange(0, BLOCK), column, columns, BLOCK, PAIRED)
+
+
+@triton.jit
+def columns_at(place, column, columns, BLOCK: tl.constexpr, PAIRED: tl.constexpr):
+    """The same at these places of the tile's ``BLOCK``."""
     if PAIRED:
-        inside = column + number % (BLOCK // 2) < columns
-        number = column + number % (BLOCK // 2) + number // (BLOCK // 2) * columns
+        inside = column + place % (BLOCK // 2) < columns
+        number = column + place % (BLOCK // 2) + place // (BLOCK // 2) * columns
     else:
-        number = column + number
+        number = column + place
         inside = number < columns
     return number, inside
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from portakernel_plugins.triton.matrix.ahead import ask_for_weights
+from portakernel_plugins.triton.matrix.ahead import wait_for_turn
+from portakernel_plugins.triton.matrix.in_flight import end_products
 from portakernel_plugins.triton.matrix.int4_sums import finish
 from portakernel_plugins.triton.matrix.int4_words import (
     factors_of,
@@ -60,6 +60,7 @@ def few_rows(
     ASSEMBLY: tl.constexpr,
     WIDEN: tl.constexpr,
     WARPS: tl.constexpr,  # those of a program where its tile is laid out for mma. 0: elsewhere
+    ASYNCHRONOUS: tl.constexpr,  # tensor cores are Hopper's
     SLICES: tl.constexpr,
     PIECES: tl.constexpr,  # the products that a tile's rows of x are in
     BLOCK_M: tl.constexpr,
@@ -67,7 +68,6 @@ def few_rows(
     BLOCKS: tl.constexpr,  # of columns, in a step
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,  # programs begin before the kernel before has ended
-    FETCH: tl.constexpr,  # L2 is told of the weights first, by so many warps. 0: not
 ) -> None:
     """A tile of ``y.T``, or one part of its sums; the last part to be done adds all of them up."""
     DTYPE: tl.constexpr = x.dtype.element_ty
@@ -81,9 +81,6 @@ def few_rows(
     across, blocks = tl.cdiv(N, BLOCK_N), tl.cdiv(K, _BLOCK)
     first_n, first_m = tile % across * BLOCK_N, tile // across * BLOCK_M
     first = split * SLICES * share
-    if FETCH and WHOLE_TILES:
-        last = tl.minimum(first + SLICES * share, blocks)
-        ask_for_weights(weight, scales, zeros, first, last, first_n, N, groups, GROUP, BLOCK_N, 32 * FETCH)
     row, column, lane = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, _BLOCK)
     n, slice_of_row = first_n + row % BLOCK_N, row // BLOCK_N * share
     m, slice_of_column = first_m + column % HEIGHT * PIECES, column // HEIGHT * share
@@ -96,9 +93,7 @@ def few_rows(
     for _ in tl.static_range(PIECES):
         sums = sums + (tl.zeros((ROWS, COLUMNS), tl.float32),)
     group_of_row = slice_of_row * PARTS if GROUP > 0 else row * 0
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_turn(OVERLAP)
     ahead = ()
     for part in tl.static_range(BLOCKS * PARTS if GROUP > 0 else 1):
         group = first * PARTS + part if GROUP > 0 else 0
@@ -136,6 +131,7 @@ def few_rows(
                     sums = sums + (done[piece] + found * own[0].to(tl.float32)[:, None],)
                 else:
                     sums = sums + (tl.dot(w, rows, done[piece], input_precision="ieee"),)
+                    end_products(ASYNCHRONOUS and COLUMNS > 8)  # eight are mma.sync's
     if GROUP < 0:
         done, sums = sums, ()
         for piece in tl.static_range(PIECES):

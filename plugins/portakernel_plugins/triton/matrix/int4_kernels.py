@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from portakernel_plugins.triton.matrix.ahead import ask_for_weights
+from portakernel_plugins.triton.matrix.in_flight import end_products
 from portakernel_plugins.triton.matrix.int4_sums import finish
 from portakernel_plugins.triton.matrix.int4_words import (
     factors_of,
@@ -69,12 +68,11 @@ def product(
     ASSEMBLY: tl.constexpr,
     WIDEN: tl.constexpr,
     WARPS: tl.constexpr,  # those of a program where its tile is laid out for wgmma. 0: elsewhere
+    ASYNCHRONOUS: tl.constexpr,  # tensor cores are Hopper's
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     DESCRIBED: tl.constexpr,  # rows of x are copied by a descriptor
-    OVERLAP: tl.constexpr,  # programs begin before the kernel before has ended
-    FETCH: tl.constexpr,  # L2 is told of the weights first, by so many warps. 0: not
 ) -> None:
     """A tile of ``y.T``, or one part of its sums; the last part to be done adds all of them up."""
     DTYPE: tl.constexpr = x.dtype.element_ty
@@ -87,11 +85,6 @@ def product(
     column = tl.arange(0, _BLOCK)
     first = split * per_split
     last = tl.minimum(first + per_split, tl.cdiv(K, _BLOCK))
-    if FETCH and WHOLE_TILES:
-        ask_for_weights(weight, scales, zeros, first, last, first_n, N, groups, GROUP, BLOCK_N, 32 * FETCH)
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
     slot_n = first_n + fragment_slots(row, WARPS)
     at = slot_n[:, None] * 16 + tl.arange(0, 16)[None, :]
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -135,6 +128,7 @@ def product(
             factors = factors if WARPS > 0 else ahead
             w = weights(words, factors, BLOCK_N, PARTS, GROUP > 0, DTYPE, ASSEMBLY, WIDEN)
             acc = tl.dot(in_place(w, ASSEMBLY and WARPS > 0), rows, acc, input_precision="ieee")
+            end_products(ASYNCHRONOUS)
     if GROUP < 0:
         acc *= ahead[0].to(tl.float32)[:, None]
     finish(

@@ -91,13 +91,11 @@ def _launch(
         "WIDEN": arch == "interpreter",
         "WARPS": how.warps if options.pop("FRAGMENTS", False) else 0,
         "STAGES": options.pop("num_stages"),
-        "OVERLAP": options.pop("OVERLAP", False),
-        "FETCH": how.warps if options.pop("FETCH", False) else 0,
+        "ASYNCHRONOUS": arch.startswith("sm_9"),
     }
-    if meta["OVERLAP"]:
-        meta["launch_pdl"] = True
     few = "COLUMNS" in options
     if few:
+        meta["OVERLAP"] = meta["launch_pdl"] = options.pop("OVERLAP", False)
         slices, held, step = slice_count(M, N, blocks, how), options.pop("COLUMNS"), options["BLOCKS"]
         options["BLOCK_N"] = options.pop("ROWS") // slices
         options["BLOCK_M"] = max(held // slices, 1) if slices > 1 else held * options["PIECES"]

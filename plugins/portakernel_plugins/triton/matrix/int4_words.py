@@ -52,9 +52,11 @@ def fragment_slots(row, WARPS: tl.constexpr):
 
 @triton.jit
 def in_fragments(words, ROWS: tl.constexpr, WARPS: tl.constexpr):
-    """Words ``(ROWS, 16)`` that were read by ``fragment_slots``, in the order of the tile's rows."""
+    """``(ROWS, columns)`` that were read by ``fragment_slots``, in the order of the tile's rows."""
     if WARPS > 0:
-        words = words.reshape(ROWS // (16 * WARPS), 2, WARPS, 8, 16).permute(0, 2, 1, 3, 4).reshape(ROWS, 16)
+        COLUMNS: tl.constexpr = words.shape[1]
+        words = words.reshape(ROWS // (16 * WARPS), 2, WARPS, 8, COLUMNS)
+        words = words.permute(0, 2, 1, 3, 4).reshape(ROWS, COLUMNS)
     return words
 
 

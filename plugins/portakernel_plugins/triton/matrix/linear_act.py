@@ -19,7 +19,6 @@ from torch import Tensor
 from portakernel.authoring.tensors import delivered
 from portakernel_plugins.triton.gates.activations import activated
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.matrix.ahead import begin_early
 from portakernel_plugins.triton.matrix.products import (
     form_of,
     halves,
@@ -72,11 +71,7 @@ def _product(
     EVEN: tl.constexpr,
     WIDEN: tl.constexpr,
     PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr = False,  # pyright: ignore[reportArgumentType] - programs begin before the kernel before ends
-    FETCH: tl.constexpr = False,  # pyright: ignore[reportArgumentType] - L2 is told of the weight first
 ) -> None:
-    terms = (share if SPLIT else steps) * BLOCK_K
-    begin_early(b, b_outer, rows, columns, inners, terms, BLOCK_M, BLOCK_N, GROUP, OVERLAP, FETCH)
     left = operand(a, rows, inners, a_outer, a_inner, BLOCK_M, BLOCK_K, FORM_A)
     right = operand(b, columns, inners, b_outer, b_inner, BLOCK_N, BLOCK_K, FORM_B)
     into = result(y, rows, columns, BLOCK_M, BLOCK_N // 2, FORM_Y)

@@ -6,6 +6,10 @@ is a number of bfloat16, exactly, unless it is beyond all of them.
 On NVIDIA's devices a permutation of bytes looks up both bytes of a bfloat16 number by its code's last three bits: one
 instruction for four codes. What they make of a byte is one register, which one operation scales. Each element of that
 depends on its own byte and scale alone, however they are laid over lanes.
+
+As the first operand of tensor cores, of four lanes each has four of every 16 terms of a row. Which terms these are is
+nobody's matter, as long as they are the other operand's: ``term_in_place`` gives each lane 32 neighbours, which are 16
+bytes and share a scale. What a lane reads it decodes, and multiplies: nothing goes through shared memory.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from portakernel_plugins.triton.matrix.grouped_tiles import columns_of
+from portakernel_plugins.triton.matrix.grouped_tiles import columns_at
+from portakernel_plugins.triton.matrix.int4_words import fragment_slots, in_fragments, in_place
 from portakernel_plugins.triton.quantize.float8 import widened, widened_power
 
 # Columns that share a scale.
@@ -55,10 +60,11 @@ PAIRS = tl.constexpr(
 @triton.jit
 def read_scales(
     scales, expert, column, columns, inner, groups, expert_stride, column_stride, group_stride,
-    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, PAIRED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, PAIRED: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """``(BLOCK, BLOCK_K / 32)`` codes of the ``columns_of`` an expert's matrix; outside some power of two's."""
-    number, inside = columns_of(column, columns, BLOCK, PAIRED)
+    """``(BLOCK, BLOCK_K / 32)`` codes of the ``columns_at`` fragments' slots; outside some power of two's."""
+    place = fragment_slots(tl.arange(0, BLOCK), WARPS)
+    number, inside = columns_at(place, column, columns, BLOCK, PAIRED)
     group = inner // SHARED + tl.arange(0, BLOCK_K // SHARED)
     at = scales + tl.cast(expert, tl.int64) * expert_stride + (number.to(tl.int64) * column_stride)[:, None]
     at += (group.to(tl.int64) * group_stride)[None, :]
@@ -68,10 +74,11 @@ def read_scales(
 @triton.jit
 def read_codes(
     b, expert, column, columns, inner, inner_bytes, expert_stride, column_stride, byte_stride,
-    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, PAIRED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, PAIRED: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """``(BLOCK, BLOCK_K / 2)`` bytes of the same matrix, zeros outside."""
-    number, inside = columns_of(column, columns, BLOCK, PAIRED)
+    place = fragment_slots(tl.arange(0, BLOCK), WARPS)
+    number, inside = columns_at(place, column, columns, BLOCK, PAIRED)
     inside = inside[:, None]
     first, lane = inner // 2, tl.arange(0, BLOCK_K // 2)[None, :]
     if not EVEN:
@@ -93,9 +100,13 @@ def _twice(scales):
 
 @triton.jit
 def decoded(
-    codes, scales, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, NUMBERS: tl.constexpr, ASSEMBLY: tl.constexpr
+    codes, scales, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, NUMBERS: tl.constexpr, ASSEMBLY: tl.constexpr,
+    WARPS: tl.constexpr,
 ):  # fmt: skip
-    """``(BLOCK, BLOCK_K)`` weights as ``NUMBERS``, which with ``ASSEMBLY`` are bfloat16."""
+    """``(BLOCK, BLOCK_K)`` weights as ``NUMBERS``, which with ``ASSEMBLY`` are bfloat16.
+
+    Read by so many ``WARPS`` as a tile's fragments, they are in its order, and terms as ``term_in_place`` says.
+    """
     GROUPS: tl.constexpr = BLOCK_K // SHARED
     if ASSEMBLY:
         spread = tl.broadcast_to(_twice(scales)[:, :, None], (BLOCK, GROUPS, SHARED // 2))
@@ -110,4 +121,17 @@ def decoded(
         w = widened(tl.reshape(tl.join(codes & 0xF, codes >> 4), (BLOCK, BLOCK_K)), "float4_e2m1fn_x2", "bits")
         w = tl.reshape(w, (BLOCK, GROUPS, SHARED)) * widened_power(scales)[:, :, None]
         w = tl.reshape(w, (BLOCK, BLOCK_K)).to(NUMBERS)
+    if WARPS > 0:
+        pairs = tl.reshape(in_fragments(w, BLOCK, WARPS), (BLOCK, BLOCK_K // 128, 4, 8, 2, 2))
+        w = in_place(tl.reshape(tl.permute(pairs, (0, 1, 3, 4, 2, 5)), (BLOCK, BLOCK_K)), ASSEMBLY)
     return w
+
+
+@triton.jit
+def term_in_place(place, WARPS: tl.constexpr):
+    """Which of 128 terms is in which place, so that a lane's are neighbours. 0 warps: each in its own."""
+    if WARPS > 0:
+        lane, pair = place // 2 % 4, place // 8 % 16
+        place = place // 128 * 128 + lane * 32 + pair * 2 + place % 2
+        place = tl.max_contiguous(tl.multiple_of(place, 2), 2)
+    return place

@@ -312,8 +312,6 @@ def launch_programs(
     options = {name: value for name, value in how.options.items() if name not in ("DESCRIPTORS", "SPLIT")}
     if options.get("OVERLAP", False):
         options["launch_pdl"] = True
-    if options.get("FETCH", False):
-        options["FETCH"] = form_of(before[1], True) == "inner"
     tiles = tile_count(how, rows, columns) * splits
     with RoomForDescriptors(before[0].device):
         launch(kernel, (min(tiles, how.programs), 1), *before, rows, columns, *after, **meta, **options)

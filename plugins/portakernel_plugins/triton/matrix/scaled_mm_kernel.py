@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from portakernel_plugins.triton.matrix.ahead import begin_early
+from portakernel_plugins.triton.matrix.ahead import wait_for_turn
 from portakernel_plugins.triton.matrix.products import (
     halves,
     operand,
@@ -161,11 +161,9 @@ def scaled_product(
     EVEN_A: tl.constexpr,
     EVEN_B: tl.constexpr,
     OVERLAP: tl.constexpr = False,  # pyright: ignore[reportArgumentType] - programs begin before the kernel before ends
-    FETCH: tl.constexpr = False,  # pyright: ignore[reportArgumentType] - L2 is told of the weight first
 ) -> None:
     """Tiles of ``y``, or parts of their terms."""
-    terms = (share if SPLIT else steps) * (BLOCK_K // elements_of(FORMAT_B))
-    begin_early(b, b_stride, rows, columns, inners_b, terms, BLOCK_M, BLOCK_N, GROUP, OVERLAP, FETCH)
+    wait_for_turn(OVERLAP)
     TERMS: tl.constexpr = terms_at_once(BLOCK_K, SHARED_A, SHARED_B)
     left = operand(a, rows, inners_a, a_stride, 1, BLOCK_M, TERMS // elements_of(FORMAT_A), FORM_A)
     right = operand(b, columns, inners_b, b_stride, 1, BLOCK_N, TERMS // elements_of(FORMAT_B), FORM_B)
