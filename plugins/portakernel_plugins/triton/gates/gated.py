@@ -14,7 +14,7 @@ from portakernel.authoring.tensors import contiguous_like, delivered, row_stride
 from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepared, program_index
 from portakernel_plugins.triton.gates.activations import activated, value_and_slope
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.row_blocks import in_units, unit_of
+from portakernel_plugins.triton.launching.row_blocks import fitted, in_units, unit_of
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def _plan(
     kernel: str, device: torch.device, n: int, activation: str, unit: int, element_bytes: int
 ) -> tuple[Held, int, int]:
     """What ``kernel`` launches for rows of ``n``; how many a program takes, and how many programs take one."""
-    how = configuration(kernel, device, n, element_bytes, unit)
+    how = fitted(configuration(kernel, device, n, element_bytes, unit), n)
     block = min(how.columns, how.elements)  # whole rows, or a part of one up to the configured elements
     meta = {"ACTIVATION": activation, "BLOCK_M": how.rows, "BLOCK_N": block, "UNIT": unit, **how.options}
     return prepared(_forward if kernel.endswith("forward") else _backward, meta), how.rows, cdiv(n, block)
