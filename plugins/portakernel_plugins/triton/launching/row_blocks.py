@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import triton
 import triton.language as tl
@@ -17,8 +16,6 @@ from portakernel_plugins.triton.launching.configurations import WHOLE_UNIT, Conf
 
 # Blocks of a row that is read twice whose reads overlap: beyond, a kernel is more code than it is worth.
 _MOST_UNROLLED = 16
-# Columns of a block of rows, at least, where several blocks are a row: 32 threads read 16 bytes of it.
-_NARROWEST = 256
 # Elements that are read at once, at most.
 _MOST_AT_ONCE = 8
 
@@ -128,19 +125,6 @@ def looped_shape(how: Configuration, columns: int) -> dict[str, int]:
     """Columns of a block of a row that is read twice, and how many such blocks there are: 0 beyond what is unrolled."""
     blocks = cdiv(columns, how.elements)
     return {"BLOCK_N": how.elements, "BLOCKS": blocks if blocks <= _MOST_UNROLLED else 0}
-
-
-def fitted(how: Configuration, columns: int) -> Configuration:
-    """The same with blocks that fit rows of which none needs all: of two of 1024, one of 1120 would leave half.
-
-    They are as wide as they can be and have an eighth more than the row, or less, else as wide as have least more.
-    """
-    most = min(how.columns, how.elements)
-    widths = [most >> halved for halved in range(most.bit_length()) if most >> halved >= _NARROWEST] or [most]
-    covered = {width: cdiv(columns, width) * width for width in widths}
-    close = (width for width in widths if 8 * covered[width] <= 9 * columns)
-    width = next(close, min(widths, key=lambda each: covered[each]))
-    return replace(how, columns=width, rows=max(1, how.elements // width))
 
 
 def held_shape(how: Configuration, columns: int) -> dict[str, int]:
