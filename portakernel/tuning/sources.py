@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -227,15 +227,27 @@ def _stand_ins(entry: object) -> Iterator[str]:
 
 
 def _meaning(part: object) -> Any:
-    """A part of a contract as JSON-ready data, without prose."""
+    """A part of a contract as JSON-ready data, without prose, and without what it leaves at its default.
+
+    A field that contracts learn to have changes the meaning of those that use it.
+    """
     if is_dataclass(part) and not isinstance(part, type):
-        named = {field.name: getattr(part, field.name) for field in fields(part) if field.name not in _PROSE}
+        said = {field.name: getattr(part, field.name) for field in fields(part) if field.name not in _PROSE}
+        named = {name: value for name, value in said.items() if value != _defaults(type(part)).get(name, MISSING)}
         return {"": type(part).__name__, **{name: _meaning(value) for name, value in named.items()}}
     if isinstance(part, Mapping):
         return {str(key): _meaning(value) for key, value in part.items()}
     if isinstance(part, (tuple, list)):
         return [_meaning(value) for value in part]
     return _plain(part)
+
+
+@functools.lru_cache(maxsize=64)
+def _defaults(part: type) -> dict[str, Any]:
+    """The values of a dataclass' fields where nothing is said."""
+    own = {field.name: field.default for field in fields(part) if field.default is not MISSING}
+    made = {f.name: f.default_factory() for f in fields(part) if f.default_factory is not MISSING}
+    return own | made
 
 
 def _plain(value: Any) -> Any:

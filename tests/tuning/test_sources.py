@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from portakernel.claims.capability import Capability
-from portakernel.contract import Tolerance
+from portakernel.contract import Contract, Tolerance
 from portakernel.contracts import contract, contracts
 from portakernel.registry.kernel import Kernel, Priority, PriorityRule
 from portakernel.registry.plugin_manager import Package
@@ -164,3 +164,11 @@ def test_a_contract_s_digest_is_of_its_meaning():
     assert contract_digest(replace(known, tolerance=Tolerance({"float32": 1.0}))) != contract_digest(known)
     assert contract_digest(replace(known, requirements=("N % 2 == 0",))) != contract_digest(known)
     assert len({contract_digest(each) for each in contracts().values()}) == len(contracts())
+
+
+def test_a_field_that_contracts_learn_to_have_leaves_those_that_do_not_use_it():
+    known = contract("rms_norm")
+    later = make_dataclass("Contract", [("later", str, "")], bases=(Contract,), frozen=True, eq=False)
+    said = {field.name: getattr(known, field.name) for field in fields(known)}
+    assert contract_digest(later(**said)) == contract_digest(known)
+    assert contract_digest(later(**said, later="used")) != contract_digest(known)

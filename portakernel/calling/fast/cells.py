@@ -13,6 +13,8 @@ from portakernel.tuning.choices import Choice, Choices
 
 # Boxes between choices' bounds whose number is remembered; what more of them there are is worked out anew.
 _MOST_BOXES = 4096
+# Bounds of a dimension that are compared one by one sooner than looked up.
+_FEW_CUTS = 3
 # Never the same one twice: a call that was under way when choices were renewed meets none that is made from then on.
 _number = itertools.count(1)
 
@@ -66,14 +68,19 @@ def _numbering(op: str, dims: Sequence[str], cuts: Mapping[str, set[int]], kinds
         return found
 
     names: dict[str, Any] = {"_bisect": bisect_right, "_boxes": boxes, "_worked_out": worked_out}
-    box = "0"
+    box = ""
     for name in (name for name in dims if name in cuts):
-        names[f"_cuts_{name}"] = tuple(sorted(cuts[name]))
-        box = f"({box}) * {len(cuts[name]) + 1} + _bisect(_cuts_{name}, {name})"
+        names[f"_cuts_{name}"] = ordered = tuple(sorted(cuts[name]))
+        few = len(ordered) <= _FEW_CUTS
+        place = " + ".join(f"({name} >= {cut})" for cut in ordered) if few else f"_bisect(_cuts_{name}, {name})"
+        box = f"({box}) * {len(ordered) + 1} + {place}" if box else place
     given = ", ".join(dims)
     source = f"""\
 def number({given}):
-    _box = {box}
-    return _boxes.get(_box) or _worked_out(_box, {given})
+    _box = {box or 0}
+    try:
+        return _boxes[_box]
+    except KeyError:
+        return _worked_out(_box, {given})
 """
     return define(source, "number", f"{op} cells", names)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -13,8 +15,11 @@ from torch import Tensor
 from portakernel.authoring.tensors import contiguous_like, delivered, row_stride, with_row_stride
 from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepared, program_index
 from portakernel_plugins.triton.gates.activations import activated, value_and_slope
-from portakernel_plugins.triton.launching.configurations import configuration
+from portakernel_plugins.triton.launching.configurations import Configuration, configuration
 from portakernel_plugins.triton.launching.row_blocks import in_units, unit_of
+
+# Columns of a block of rows, at least, where several blocks are a row.
+_NARROWEST = 256
 
 
 @triton.jit
@@ -83,12 +88,25 @@ def _backward(
     tl.store(grad_gate_at + columns, (g * value).to(grad_x.dtype.element_ty), mask=inside)
 
 
+def _fitted(how: Configuration, columns: int) -> Configuration:
+    """The same with blocks that fit rows of which none needs all: of two of 1024, one of 1120 would leave half.
+
+    They are as wide as they can be and have an eighth more than the row, or less, else as wide as have least more.
+    """
+    most = min(how.columns, how.elements)
+    widths = [most >> halved for halved in range(most.bit_length()) if most >> halved >= _NARROWEST] or [most]
+    covered = {width: cdiv(columns, width) * width for width in widths}
+    close = (width for width in widths if 8 * covered[width] <= 9 * columns)
+    width = next(close, min(widths, key=lambda each: covered[each]))
+    return replace(how, columns=width, rows=max(1, how.elements // width))
+
+
 @per_device
 def _plan(
     kernel: str, device: torch.device, n: int, activation: str, unit: int, element_bytes: int
 ) -> tuple[Held, int, int]:
     """What ``kernel`` launches for rows of ``n``; how many a program takes, and how many programs take one."""
-    how = configuration(kernel, device, n, element_bytes, unit)
+    how = _fitted(configuration(kernel, device, n, element_bytes, unit), n)
     block = min(how.columns, how.elements)  # whole rows, or a part of one up to the configured elements
     meta = {"ACTIVATION": activation, "BLOCK_M": how.rows, "BLOCK_N": block, "UNIT": unit, **how.options}
     return prepared(_forward if kernel.endswith("forward") else _backward, meta), how.rows, cdiv(n, block)
