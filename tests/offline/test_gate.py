@@ -68,3 +68,17 @@ def test_a_claimed_kernel_compiles_to_what_its_manifest_names(target, turn):
     assert [(call, found) for (_, call, found), most in zip(spills, allowed, strict=True) if found > most] == []
     if lacking:  # the others were held to it
         pytest.skip(f"lacks a compiler: {'; '.join(sorted(lacking))}")
+
+
+def test_every_kernel_that_is_compiled_says_what_its_assembly_has_to_hold_for_each_vendor():
+    registry = dispatcher().registry
+    offline = [k for k in registry.kernels.values() if k.first_party and registry.offline(k.plugin) is not None]
+    targets = [Target.parse(text) for text in (*TARGETS, "nvidia:sm_75", "amd:gfx906", "amd:gfx908")]
+    silent = [
+        (kernel.name, target.vendor)
+        for kernel in offline
+        for target in targets
+        if any(covers(claim, target, registry.spaces) for _, claim in kernel.variants)
+        and not kernel.evidence.get(target.vendor)
+    ]
+    assert silent == []

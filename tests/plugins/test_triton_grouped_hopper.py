@@ -20,8 +20,11 @@ from torch import Tensor
 import portakernel
 from plugins import gluon_on_threads
 from portakernel.authoring.triton import compiling, interpreting
+from portakernel.claims.request import Phase
+from portakernel.deciding.explaining import explain_in_words
 from portakernel.references import grouped_mm as grouped_reference
 from portakernel.references import moe_mlp as mlp_reference
+from portakernel.runtime import dispatcher
 from portakernel.words.target import Target
 from portakernel_plugins.triton.attention import hopper_memory
 from portakernel_plugins.triton.experts import moe_mlp_hopper
@@ -287,6 +290,64 @@ def test_it_is_claimed_for_hopper_alone(op):
         decision = portakernel.explain(op, target=target, dtype="bfloat16", shape=shape, **values)
         (one,) = (one for one in decision.candidates if one.kernel.name == f"triton.{op}_hopper")
         assert (one.status != "rejected") == claimed
+
+
+def chosen(op: str, dtype: str, shape: dict[str, tuple[int, ...]], **values: Any) -> str:
+    """The kernel for an H200. The op's own format is no word of ``explain``."""
+    words = {"target": "nvidia:sm_90", "device": None, "dtype": dtype, "shape": shape, "format": None}
+    found = explain_in_words(
+        dispatcher(), op, **words, parameters=values, phase=Phase("inference"), compiled=False, kernel=None
+    )
+    return str(found.chosen and found.chosen.name)
+
+
+@pytest.mark.parametrize(
+    ("format", "rows", "experts", "columns", "inners", "kernel"),
+    [
+        ("none", 16384, 8, 4096, 14336, "grouped_mm"),
+        ("none", 16384, 128, 1536, 2048, "grouped_mm"),
+        ("none", 16384, 128, 2048, 1536, "grouped_mm_hopper"),
+        ("none", 1024, 128, 2048, 1536, "grouped_mm"),
+        ("row", 16384, 8, 4096, 14336, "grouped_mm_hopper_float8"),
+        ("block", 16384, 8, 4096, 14336, "grouped_mm_hopper_float8"),
+        ("row", 256, 8, 4096, 14336, "grouped_mm_float8"),
+    ],
+)
+def test_grouped_products_go_by_it_where_it_was_seen_to_win(format, rows, experts, columns, inners, kernel):
+    shape = {"a": (rows, inners), "b": (experts, columns, inners), "offsets": (experts + 1,)}
+    if format == "row":
+        shape |= {"scale_a": (rows, 1), "scale_b": (experts, columns, 1)}
+    if format == "block":
+        shape |= {"scale_a": (rows, inners // 128), "scale_b": (experts, columns // 128, inners // 128)}
+    dtype = "bfloat16" if format == "none" else "float8_e4m3fn"
+    assert chosen("grouped_mm", dtype, shape, format=format) == f"triton.{kernel}"
+
+
+@pytest.mark.parametrize(
+    ("format", "tokens", "kernel"),
+    [
+        ("none", 512, "moe_mlp"),
+        ("none", 1024, "moe_mlp_hopper"),
+        ("none", 4096, "moe_mlp"),
+        ("row", 64, "moe_mlp_float8"),
+        ("row", 4096, "moe_mlp_hopper_float8"),
+        ("block", 4096, "moe_mlp_hopper_float8"),
+    ],
+)
+def test_mixtures_go_by_it_where_it_was_seen_to_win(format, tokens, kernel):
+    shape = {
+        "x": (tokens, 2048),
+        "w_in": (128, 1536, 2048),
+        "w_out": (128, 2048, 768),
+        "weights": (tokens, 8),
+        "experts": (tokens, 8),
+    }
+    if format == "row":
+        shape |= {"scale_x": (tokens, 1), "scale_in": (128, 1536, 1), "scale_out": (128, 2048, 1)}
+    if format == "block":
+        shape |= {"scale_x": (tokens, 16), "scale_in": (128, 12, 16), "scale_out": (128, 16, 6)}
+    dtype = "bfloat16" if format == "none" else "float8_e4m3fn"
+    assert chosen("moe_mlp", dtype, shape, activation="silu", format=format) == f"triton.{kernel}"
 
 
 def test_three_consumers_have_registers_enough(monkeypatch):
