@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,3 +67,37 @@ def test_where_nobody_can_say_there_are_none(told, monkeypatch):
 
     monkeypatch.setattr(others.subprocess, "run", failing)
     assert not others.others_at_work(CARD)
+
+
+@pytest.fixture
+def threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has the threads of this process have waited so long, in nanoseconds, at such a time."""
+    now = [0]
+    monkeypatch.setattr(others, "_THREADS", (tmp_path, "*/schedstat"))
+    monkeypatch.setattr(others.time, "perf_counter_ns", lambda: now[0])
+
+    def at(time: int, *waited: int) -> None:
+        now[0] = time
+        for number, each in enumerate(waited):
+            (tmp_path / str(number)).mkdir(exist_ok=True)
+            (tmp_path / str(number) / "schedstat").write_text(f"7 {each} 3\n")
+
+    return at
+
+
+def test_threads_that_waited_for_processors_are_counted_since_a_watch_began(threads):
+    threads(1000, 500, 100)
+    watch = others.Processors()
+    threads(2000, 500, 100)
+    assert watch.waited() == 0.0
+    threads(3000, 1500, 600, 100)
+    assert watch.waited() == pytest.approx(1600 / 2000)
+
+
+def test_where_the_system_counts_no_waits_nobody_waited(threads, tmp_path):
+    watch = others.Processors()
+    threads(1000)
+    assert watch.waited() == 0.0
+    threads(2000, 900)
+    (tmp_path / "0" / "schedstat").write_text("")
+    assert watch.waited() == 0.0

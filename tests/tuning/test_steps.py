@@ -120,3 +120,9 @@ def test_what_was_measured_decides_and_explain_says_so(measured: Measuring, foll
     # of what any forward saves these two are no readers that came later
     assert not {RECORDED, FLASH} & backward.kernels.keys()
     assert not any("flash_cpu" in note for note in NOW.routes.notes(asked(Phase.BACKWARD)))
+
+
+@pytest.mark.parametrize(("waited", "busy"), [(0.05, False), (0.5, True)])
+def test_a_record_of_threads_that_had_to_wait_for_processors_is_busy(measured: Measuring, monkeypatch, waited, busy):
+    monkeypatch.setattr(worker.CallTimer, "waited", lambda _: waited)
+    assert measured(ATTENTION)[0].busy is busy

@@ -31,6 +31,7 @@ from portakernel_kit.bench.contenders import Contender, described_error
 from portakernel_kit.bench.operands import Operands
 from portakernel_kit.bench.stopwatch import Call, Clock, Events, stopwatch
 from portakernel_kit.tune.measuring import DeclinedError
+from portakernel_kit.tune.others import Processors
 
 FEWEST_SETS, GRAPH_CALLS = 5, 20
 # How long a call takes at least of which a graph need not hold so many.
@@ -68,6 +69,7 @@ class CallTimer:
     _graphs: dict[tuple[str, int], _Graph] = field(default_factory=dict[tuple[str, int], _Graph])
     _watch: Clock | Events | None = None
     _copies: tuple[tuple[Tensor, Tensor], ...] = ()
+    _processors: Processors | None = None
 
     def prepare(self, name: str) -> float:
         """Runs a kernel on every set, and captures it where that is asked for; about how long a call takes, in µs."""
@@ -88,8 +90,14 @@ class CallTimer:
         return min(found)
 
     def settle(self, longest_us: float) -> None:
-        """Decides how many launches a round has."""
+        """Decides how many launches a round has; rounds begin."""
         self._launches = max(1, min(_MOST_LAUNCHES, int(_ROUND_US / max(longest_us, 1.0))))
+        if self.device.type == "cpu":
+            self._processors = Processors()
+
+    def waited(self) -> float:
+        """The share of the time since rounds began for which threads waited for processors; 0 on other devices."""
+        return 0.0 if self._processors is None else self._processors.waited()
 
     def time(self, name: str, number: int) -> float:
         """The time of a call in a round, in microseconds."""

@@ -35,6 +35,8 @@ from portakernel_kit.tune.timing import CallTimer, sets_wanted
 
 # On a CPU frequency and scheduler alone make a copy vary more; ratios within a round bear with it.
 _BUSY_CPU = 1.5
+# Of the time that CPU kernels are measured, all threads' waits for a processor: beyond, others had them.
+_WAITED = 0.1
 _DIGITS = 16
 
 
@@ -101,7 +103,8 @@ class TorchWorker:
             busy=_BUSY_CPU if on_cpu else BUSY,
             seed=job.seed,
         )
-        return self._record(job, request, found.entries, busy=found.busy or others_at_work(self._device))
+        busy = found.busy or timer.waited() > _WAITED or others_at_work(self._device)
+        return self._record(job, request, found.entries, busy=busy)
 
     # --- one job ----------------------------------------------------------------------------------------------------
 
