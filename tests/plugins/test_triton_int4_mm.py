@@ -59,7 +59,8 @@ def test_parts_of_columns_are_added_up_in_order(options, programs, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rows", "held"), [(1, 8), (2, 8), (3, 8), (4, 8), (5, 8), (8, 8), (9, 8), (20, 8), (3, 16), (9, 16), (16, 16), (20, 16)]
+    ("rows", "held"),
+    [(1, 8), (2, 8), (3, 8), (4, 8), (5, 8), (8, 8), (9, 8), (20, 8), (3, 16), (9, 16), (16, 16), (20, 16)],
 )
 @pytest.mark.parametrize("columns", [2048, 1400])
 @pytest.mark.parametrize(("group", "programs"), [(128, 1000), (64, 3), (32, 20), (-1, 20)])
