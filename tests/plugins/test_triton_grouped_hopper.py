@@ -310,7 +310,11 @@ def chosen(op: str, dtype: str, shape: dict[str, tuple[int, ...]], **values: Any
         ("none", 1024, 128, 2048, 1536, "grouped_mm"),
         ("row", 16384, 8, 4096, 14336, "grouped_mm_hopper_float8"),
         ("block", 16384, 8, 4096, 14336, "grouped_mm_hopper_float8"),
-        ("row", 256, 8, 4096, 14336, "grouped_mm_float8"),
+        ("row", 4096, 128, 1536, 2048, "grouped_mm_hopper_float8"),
+        ("block", 4096, 128, 1536, 2048, "grouped_mm_hopper_float8"),
+        ("row", 2048, 128, 1536, 2048, "grouped_mm_float8"),
+        ("row", 1024, 8, 4096, 14336, "grouped_mm_hopper_float8"),
+        ("row", 128, 8, 4096, 14336, "grouped_mm_float8"),
     ],
 )
 def test_grouped_products_go_by_it_where_it_was_seen_to_win(format, rows, experts, columns, inners, kernel):
@@ -330,8 +334,10 @@ def test_grouped_products_go_by_it_where_it_was_seen_to_win(format, rows, expert
         ("none", 1024, "moe_mlp_hopper"),
         ("none", 4096, "moe_mlp"),
         ("row", 64, "moe_mlp_float8"),
+        ("row", 256, "moe_mlp_float8"),
+        ("row", 512, "moe_mlp_hopper_float8"),
         ("row", 4096, "moe_mlp_hopper_float8"),
-        ("block", 4096, "moe_mlp_hopper_float8"),
+        ("block", 512, "moe_mlp_hopper_float8"),
     ],
 )
 def test_mixtures_go_by_it_where_it_was_seen_to_win(format, tokens, kernel):

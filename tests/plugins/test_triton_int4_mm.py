@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 import portakernel
+from portakernel.authoring.triton import compiling
 from portakernel.references import int4_mm as reference
 from portakernel.triton_launch.interpreter import interpreting
+from portakernel.words.target import Target
 from portakernel_plugins.triton.launching.configurations import Configuration
 from portakernel_plugins.triton.matrix import int4_mm, splits
 from portakernel_plugins.triton.matrix.int4_few_rows import few_rows
@@ -56,12 +58,15 @@ def test_parts_of_columns_are_added_up_in_order(options, programs, monkeypatch):
     hold(found[0], x, words, scales, zeros, **HOW)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 20])
+@pytest.mark.parametrize(
+    ("rows", "held"),
+    [(1, 8), (2, 8), (3, 8), (4, 8), (5, 8), (8, 8), (9, 8), (20, 8), (3, 16), (9, 16), (16, 16), (20, 16)],
+)
 @pytest.mark.parametrize("columns", [2048, 1400])
 @pytest.mark.parametrize(("group", "programs"), [(128, 1000), (64, 3), (32, 20), (-1, 20)])
-def test_slices_of_columns_stand_side_by_side(rows, columns, group, programs, monkeypatch):
+def test_slices_of_columns_stand_side_by_side(rows, held, columns, group, programs, monkeypatch):
     x, words, scales, zeros = drawn(rows, 50, columns, 1 if group < 0 else -(-columns // group))
-    options = {**FEW, "ROWS": 64, "PIECES": 1 if rows <= 8 else 2 if rows <= 16 else 4}
+    options = {**FEW, "ROWS": 64, "COLUMNS": held, "PIECES": 1 if rows <= held else 2 if rows <= 16 else 4}
     monkeypatch.setattr(int4_mm, "configuration", lambda *_: configured(programs, **options))
     how = {**HOW, "group": group}
     with interpreting():
@@ -164,9 +169,10 @@ def compiled(kernel: Any, **constants: Any) -> Any:
     [
         (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 8, "BLOCKS": 2}, 128),
         (few_rows, {"SLICES": 1, "PIECES": 2, "BLOCK_M": 16, "BLOCKS": 2}, 128),
+        (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 16, "BLOCKS": 2}, 128),
         (product, {"BLOCK_M": 128}, 64),
     ],
-    ids=["few", "16", "many"],
+    ids=["few", "16 in two pieces", "16", "many"],
 )
 def test_a_weight_is_decoded_by_half_an_operation_and_stays_in_its_lane(kernel, constants, weights):
     ptx = compiled(kernel, **constants).asm["ptx"]
@@ -194,15 +200,43 @@ def test_a_kernel_that_begins_early_waits_before_it_reads_or_writes():
         (product, {"BLOCK_M": 32}),
         (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 16, "BLOCKS": 2}),
         (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 16, "BLOCKS": 2, "GROUP": 32}),
+        (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 8, "BLOCKS": 2, "GROUP": 32}),
+        (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 8, "BLOCKS": 2, "GROUP": -1}),
     ],
 )
 def test_products_of_what_is_in_registers_end_before_the_next_step_decodes(kernel, constants):
     ptx = compiled(kernel, **constants).asm["ptx"]
+    if constants["BLOCK_M"] == 8 and "mma.sync" in ptx:
+        return  # triton 3.6, by the instruction that nobody waits for
     loop = ptx[ptx.index("wgmma.mma_async") : ptx.rindex("bra")]
     # what follows the last product of a step, and what it waits for
     behind = loop[loop.rindex("wgmma.mma_async") :]
     waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)|(cp\.async\.c|cp\.async\.bulk)", behind)
     assert ("0", "") in waits[: next(i for i, (_, copies) in enumerate(waits) if copies)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "instruction"),
+    [
+        (1, r"mma\S*\.m(16|64)n8k16"),  # the newer instruction is a newer Triton's
+        (9, r"wgmma\.mma_async\.sync\.aligned\.m64n16k16"),
+        (16, r"wgmma\.mma_async\.sync\.aligned\.m64n16k16"),
+        (32, r"wgmma\.mma_async\.sync\.aligned\.m64n32k16"),
+        (64, r"wgmma\.mma_async\.sync\.aligned\.m64n64k16"),
+        (256, r"wgmma\.mma_async\.sync\.aligned\.m64n128k16"),
+    ],
+)
+def test_tensor_cores_of_hopper_multiply_as_many_rows_as_there_are(rows, instruction):
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    tensors = empty(rows, 4096), empty(32, 4096, 16, dtype=torch.int32), empty(32, 4096)
+    with compiling(Target("nvidia", "sm_90")) as found:
+        int4_mm.int4_mm(*tensors, empty(32, 4096, dtype=torch.uint8), **HOW)
+    (function,) = found
+    assert re.search(instruction, function.assembly)
+    assert ("cp.async.bulk.tensor" in function.assembly) == (rows > 32)  # rows of x by a descriptor
+    assert function.spilled_bytes == 0
 
 
 def chosen(target: str, rows: int, layout: str) -> str:

@@ -198,6 +198,7 @@ def packed(codes: Tensor) -> Tensor:
         (72, {"SWAP": False, "BLOCK_K": 64}),
         (72, {"SWAP": True, "BLOCK_K": 64}),
         (72, {"SWAP": True, "BLOCK_K": 128, "BLOCK_N": 64, "FRAGMENTS": True}),
+        (72, {"SWAP": True, "BLOCK_K": 128, "BLOCK_N": 64, "BLOCK_M": 8, "FRAGMENTS": True}),
         (424, {"SWAP": True, "BLOCK_K": 256, "BLOCK_N": 128, "FRAGMENTS": True}),
     ],
 )

@@ -92,21 +92,24 @@ def test_each_byte_in_each_place_is_two_numbers_times_its_own_scale(scale):
             assert torch.equal(halves.view(torch.int16), want.view(torch.int16))  # signs of zeros too
 
 
-def test_weights_of_mxfp4_stay_in_their_lane():
+@pytest.mark.parametrize("rows", [1, 16, 32])
+def test_weights_of_mxfp4_stay_in_their_lane(rows):
+    # so many of each of four experts
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     codes, scales = empty(4, 256, 512, dtype=torch.uint8), empty(4, 256, 32, dtype=torch.uint8)
     with compiling(Target("nvidia", "sm_90")) as found:
         grouped_mm.multiply(
-            "forward", empty(16, 1024), codes.view(torch.float4_e2m1fn_x2), empty(5, dtype=torch.int32), empty(16, 256),
-            scale_b=scales.view(torch.float8_e8m0fnu), format="mxfp4",
+            "forward", empty(4 * rows, 1024), codes.view(torch.float4_e2m1fn_x2), empty(5, dtype=torch.int32),
+            empty(4 * rows, 256), scale_b=scales.view(torch.float8_e8m0fnu), format="mxfp4",
         )  # fmt: skip
     ptx = found[0].assembly
     # what goes through shared memory is x
-    loop = ptx[ptx.index("0x77777777") : ptx.rindex("wgmma.mma_async")]
+    last = [product.start() for product in re.finditer(r"wgmma\.mma_async|mma\.sync", ptx)][-1]
+    loop = ptx[ptx.index("0x77777777") : last]
     assert "st.shared" not in loop
     assert "shfl.sync" not in loop
     # and a step's products end before the next one's weights are decoded
-    behind = ptx[ptx.rindex("wgmma.mma_async") :]
+    behind = ptx[last:]
     assert behind.index("wgmma.wait_group.sync.aligned 0") < behind.index("cp.async")

@@ -312,6 +312,32 @@ def test_few_rows_begin_early_and_wait_before_they_read_or_write():
     assert "griddepcontrol.launch_dependents" in after
 
 
+@pytest.mark.parametrize(
+    ("rows", "fast", "tile"),
+    [
+        (16, False, (16, 64)),
+        (64, False, (64, 64)),
+        (256, False, (64, 64)),
+        (256, True, (64, 64)),
+        (512, False, (128, 128)),
+        (512, True, (128, 128)),
+        (8192, False, (64, 128)),
+        (8192, True, (128, 256)),
+    ],
+)
+def test_the_smallest_tiles_are_for_what_runs_at_once(monkeypatch, rows, fast, tile):
+    def empty(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    scales = empty(rows, 1, dtype=torch.float32), empty(4096, 1, dtype=torch.float32)
+    how = {"format_a": "row", "format_b": "row", "global_scale_a": None, "global_scale_b": None}
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(products, "launch", lambda *_, **meta: seen.append((meta["BLOCK_M"], meta["BLOCK_N"])))
+    with compiling(Target("nvidia", "sm_90"), multiprocessors=132):
+        module.scaled_mm(empty(rows, 512), empty(4096, 512), *scales, out_dtype="bfloat16", use_fast_accum=fast, **how)
+    assert seen == [tile]
+
+
 # --- routing ---------------------------------------------------------------------------------------------------------
 
 

@@ -131,7 +131,7 @@ def few_rows(
                     sums = sums + (done[piece] + found * own[0].to(tl.float32)[:, None],)
                 else:
                     sums = sums + (tl.dot(w, rows, done[piece], input_precision="ieee"),)
-                    end_products(ASYNCHRONOUS and COLUMNS > 8)  # eight are mma.sync's
+                    end_products(ASYNCHRONOUS)
     if GROUP < 0:
         done, sums = sums, ()
         for piece in tl.static_range(PIECES):

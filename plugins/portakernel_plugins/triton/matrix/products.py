@@ -193,9 +193,10 @@ _FEW_ROWS, _FEWEST_ROWS = 64, 16
 def tiles_of(name: str, a: Tensor, b: Tensor, inners: int) -> tuple[Configuration, Tensor, Tensor]:
     """The tiles of an entry for ``a @ b.T``, of ``inners`` terms, and both operands as these tiles are read.
 
-    Where there are fewer large tiles than programs, ``NAME.small`` has more. An operand whose rows begin anywhere would
-    be read one element at a time: it is copied, which takes less than a product of many rows would lose. Few rows have
-    ``NAME.few_rows`` or ``NAME.fewest_rows``, and rather than such a copy ``NAME.few_rows_by_pointers``.
+    Where there are fewer large tiles than programs, ``NAME.small`` has more, and ``NAME.smallest`` the most, which are
+    taken where all of them run at once. An operand whose rows begin anywhere would be read one element at a time: it is
+    copied, which takes less than a product of many rows would lose. Few rows have ``NAME.few_rows`` or
+    ``NAME.fewest_rows``, and rather than such a copy ``NAME.few_rows_by_pointers``.
     """
     rows, columns = a.shape[0], b.shape[0]
     if rows <= _FEW_ROWS:
@@ -203,8 +204,9 @@ def tiles_of(name: str, a: Tensor, b: Tensor, inners: int) -> tuple[Configuratio
         kind = "few_rows_by_pointers" if anywhere else "few_rows" if rows > _FEWEST_ROWS else "fewest_rows"
         return configuration(f"{name}.{kind}", a.device, inners), a, b
     how = configuration(name, a.device, inners)
-    if cdiv(rows, how.options["BLOCK_M"]) * cdiv(columns, how.options["BLOCK_N"]) < how.programs:
-        how = configuration(f"{name}.small", a.device, inners)
+    if tile_count(how, rows, columns) < how.programs:
+        small, smallest = (configuration(f"{name}.{kind}", a.device, inners) for kind in ("small", "smallest"))
+        how = smallest if tile_count(smallest, rows, columns) <= smallest.programs else small
     return how, *_aligned(a, b)
 
 
