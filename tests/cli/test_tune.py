@@ -113,6 +113,20 @@ def test_regret_does_not_count_what_was_measured_beside_others(run: Callable, mo
     assert "others used the device while 1 more was measured: not counted" in " ".join(run(*words).out.split())
 
 
+def test_regret_of_no_call_gives_no_numbers(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OneDevice, "run", lambda *_: iter(()))
+    words = ("regret", "softmax", "--held-out", "1", "--seed", "5", "--device", "cpu")
+    found = run(*words, "--json")
+    assert found.status == 1
+    assert found.json["ways"]["measured"] == {
+        "cells": 0, "geometric_mean": None, "worst": None, "worst_call": None, "beyond_5_percent": None,
+        "differs": 0, "harm": 0,
+    }  # fmt: skip
+    shown = run(*words).out.strip().splitlines()
+    assert shown[0] == "Over the best kernel, 0 calls that are not in the store"
+    assert shown[3].split() == ["measured", "–", "–", "–", "0", "0"]
+
+
 def test_regret_measures_sizes_that_the_store_lacks_with_what_has_to_be_built(
     run: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,7 +215,9 @@ def test_regret_is_the_geometric_mean_over_the_best_and_harm_what_was_made_slowe
     assert (by_priority.worst, by_priority.lost_share, by_priority.harm) == (1.21, 0.25, 0)
     assert by_time.geometric_mean == pytest.approx((1.03 * 1.01) ** 0.25)
     assert (by_time.differs, by_time.harm, by_time.worst_call) == (3, 1, "call 1.0 1.03")
-    assert summary([], "measured").geometric_mean == 1.0
+    nothing = summary([], "measured")
+    assert (nothing.cells, nothing.geometric_mean, nothing.worst, nothing.worst_call) == (0, None, None, None)
+    assert (nothing.lost_share, nothing.differs, nothing.harm) == (None, 0, 0)
 
 
 def test_a_cell_has_the_choice_s_kernel_unless_it_could_not_serve():
