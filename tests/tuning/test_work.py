@@ -249,6 +249,14 @@ def test_a_calls_file_may_count(tmp_path):
         load_calls(file)
 
 
+def test_an_empty_calls_file_is_told_how_one_begins(tmp_path):
+    file = tmp_path / "calls.yaml"
+    file.write_text("# to be recorded\n")
+    with pytest.raises(ManifestError) as caught:
+        load_calls(file)
+    assert str(caught.value) == f"{file}:1: holds no keys; the first is `calls:`"
+
+
 def test_a_job_s_operands_lie_as_its_call_s_and_it_is_kept_under_their_layout():
     call = Call("rms_norm", "float32", {"x": (8, 64), "weight": (64,)}, strides={"x": (128, 1)}, training=True)
     plain, *_ = jobs(replace(call, strides={}))
