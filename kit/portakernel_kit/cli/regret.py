@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from portakernel.cli.interrupting import interrupted_once
 from portakernel.cli.options import FirstDevice, Json
-from portakernel_kit.cli.interrupting import interrupted_once
 from portakernel_kit.cli.tune import RegimeName
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from portakernel.cli.interrupting import interrupted_once
 from portakernel.cli.options import DTypes, Json, Shapes, Values
-from portakernel_kit.cli.interrupting import interrupted_once
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
