@@ -16,10 +16,12 @@ from unittest import mock
 import pytest
 
 from portakernel.errors import ArgumentValueError
+from portakernel.registry.registry import Registry
 from portakernel.runtime import dispatcher
 from portakernel.tuning.record import Record
 from portakernel.tuning.sources import source_digest
 from portakernel.tuning.store import Writer
+from portakernel.words.target import Device, Target
 from portakernel_kit.bench.question import Question
 from portakernel_kit.cli.tune_words import device_of_fleet
 from portakernel_kit.tune.child import JobError
@@ -192,6 +194,40 @@ def test_a_file_lists_whole_calls(run: Callable, calls: str, words: str, message
     found = run("tune", "--calls", calls, "--device", "cpu", *words.split())
     assert found.status == 2
     assert message in found.err
+
+
+@pytest.mark.parametrize("command", ["tune", "bench"])
+def test_calls_on_another_device_are_refused_before_anything_is_measured(
+    run: Callable, calls: str, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(Fleet, "run", lambda *_: pytest.fail("something was measured"))
+    file = Path(calls)
+    listed = file.read_text(encoding="utf-8").replace("count: 3", "device: 'cuda:0'")
+    file.write_text(listed, encoding="utf-8")
+    ran = run(command, "--calls", calls, "--device", "cpu")
+    assert ran.status == 2
+    assert f"{calls} lists calls on cuda:0: unknown device 'cuda:0'" in ran.err
+    gpu = Device(Target("nvidia", "sm_90"), "A GPU", "cuda:0")
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "devices", [*dispatcher().registry.devices, gpu])
+        ran = run(command, "--calls", calls, "--device", "cpu")
+    assert ran.status == 2
+    assert f"{calls} lists calls on cuda:0, and " in ran.err
+    assert ran.err.endswith(" (cpu) is measured; give --device cuda:0, or leave `device` out of these calls\n")
+
+
+def test_calls_of_a_file_may_name_the_device_that_is_measured(
+    run: Callable, calls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fleet, "run", lambda *_: iter(()))
+    monkeypatch.setattr("portakernel_kit.tune.ray_workers.RayWorkers", Cluster)
+    file = Path(calls)
+    listed = file.read_text(encoding="utf-8")
+    file.write_text(listed.replace("count: 3", "device: cpu"), encoding="utf-8")
+    assert run("tune", "--calls", calls, "--device", "cpu", "--json").json["left"] == 2
+    assert "lists calls on cpu, and " in run("tune", "--calls", calls, "--engine", "ray").err
+    file.write_text(listed.replace("count: 3", "device: 'cuda:0'"), encoding="utf-8")
+    assert run("tune", "--calls", calls, "--engine", "ray", "--json").json["left"] == 2
 
 
 def test_sizes_of_accelerators_leave_a_cpu_nothing(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,8 +79,8 @@ def test_a_lock_that_the_first_rank_does_not_have_is_lost_aloud(world_of_two, mi
     here = Following(now.registry, now.routes, ACME)
     here.adopt(Following(other.registry, other.routes, ACME).decisions())
     text = (
-        "agree: p.yaml is locked, and rank 0, which is followed, has no locked plan: what it does not cover is no longer"
-        " refused here; give all ranks the same plan (PORTAKERNEL_PLAN)"
+        "agree: p.yaml is locked, and rank 0, which is followed, has no locked plan: what it does not cover is no"
+        " longer refused here; give all ranks the same plan (PORTAKERNEL_PLAN)"
     )
     assert here.lost_lock == (text if lost else "")
 

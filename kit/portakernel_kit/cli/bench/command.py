@@ -78,7 +78,7 @@ def command(
         portakernel bench --drawn 60 --seed 7 --backward
         portakernel bench rms_norm --launch --plugin triton --json
     """
-    from portakernel.cli.calls_file import load_calls
+    from portakernel.cli.calls_file import calls_on, load_calls
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.contracts import contracts
     from portakernel.deciding.explaining import first_device
@@ -116,7 +116,8 @@ def command(
         if any(words) or launch or quick or drawn:
             text = "lists whole calls; leave out --shape, --dtype, --set, --launch, --quick and --drawn"
             raise ArgumentValueError(f"bench: {calls} {text}")
-        questions = questions_of([call for call in load_calls(calls) if not ops or call.op in ops], where)
+        listed = (call for call in load_calls(calls) if not ops or call.op in ops)
+        questions = questions_of(calls_on(listed, where, calls), where)
     else:
         questions = asked_for.questions(asked, where)
     if plot:
