@@ -73,6 +73,9 @@ def test_an_interrupted_run_goes_on_and_what_is_kept_is_not_measured_again(
     assert third.status == 0
     assert third.out == f"0 new measurements, 2 kept from before, 0 left, in {store}\n"
     compacted = run("tune", "--compact", "--json").json
+    again = run("tune", "--compact").out.splitlines()
+    assert again[0].endswith(" softmax: 2 records of 1 file are in one")
+    assert again[1] == f"1 op was put together in {store}"
     assert [(one["op"], one["files"], one["records"]) for one in compacted["compacted"]] == [("softmax", 2, 2)]
     assert set(second.json) == {
         "regime", "regime_asked", "seed",
@@ -351,6 +354,21 @@ def test_compacting_a_folder_that_cannot_be_written_says_so(
     found = run("tune", "--compact")
     assert found.status == 2
     assert f"{store} cannot be compacted: Read-only file system ({folder})" in found.err
+
+
+def test_compacting_says_what_it_drops(run: Callable, store: Path) -> None:
+    (folder := store / "cpu.x86_64-2").mkdir(parents=True)
+    (folder / "softmax.host-1-0.jsonl").write_text("torn\n", encoding="utf-8")
+    (folder / "add.host-1-0.jsonl").write_text("torn\n{}\n", encoding="utf-8")
+    (folder / "add.host-2-0.jsonl").write_text("", encoding="utf-8")
+    assert run("tune", "--compact").out == (
+        "cpu.x86_64-2 add: 0 records of 2 files are in one\n"
+        "  2 lines were no records and are dropped\n"
+        "cpu.x86_64-2 softmax: 0 records of 1 file are in one\n"
+        "  1 line was no record and is dropped\n"
+        f"2 ops were put together in {store}\n"
+    )
+    assert [one["dropped"] for one in run("tune", "--compact", "--json").json["compacted"]] == [0, 0]
 
 
 def test_compacting_an_empty_store_says_so(run: Callable, store: Path) -> None:
