@@ -57,6 +57,7 @@ def command(
     from portakernel.cli.calls_file import load_calls
     from portakernel.cli.output import page, print_json
     from portakernel.cli.plan.here import places_here
+    from portakernel.cli.plan.regimes import decides_here, regime_of_file
     from portakernel.cli.target_words import place_meant
     from portakernel.plan.export import make_plan
     from portakernel.plan.plan import Plan
@@ -76,7 +77,10 @@ def command(
     if not unserved:
         whole = {at: [*_choices(plan, at), *choices] for at, choices in added.items() if choices}
         made_with = {at: made for at, made in places_here(now).items() if at in whole} | dict(plan.made_with)
-        plan = make_plan(whole, now.registry, regime=plan.regime, lock="everything", made_with=made_with, beside=plan)
+        regime = plan.regime
+        if not file.exists():
+            regime = regime_of_file(whole, decides_here() or regime)
+        plan = make_plan(whole, now.registry, regime=regime, lock="everything", made_with=made_with, beside=plan)
         refused = list(_refused(now, plan, added))
     if not unserved and not refused:
         write_plan(plan, where)
