@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from portakernel.errors import PortakernelError, RankDisagreement, RankLostError
+from portakernel.errors import ArgumentTypeError, PortakernelError, RankDisagreement, RankLostError
 from portakernel.text.printable import exception_text
 from portakernel.tuning.key import canonical
 
@@ -64,6 +64,7 @@ def agree(followed: Followed, group: ProcessGroup | None = None) -> str:
     Raises:
         RankDisagreement: kernels' sources differ; on every rank, whichever it is.
         RankLostError: a rank did not come before the group's timeout.
+        ArgumentTypeError: ``group`` is no group, or none that this rank is in.
         PortakernelError: torch.distributed is not initialised.
     """
     ranks = _Ranks.of(group)
@@ -220,6 +221,11 @@ class _Ranks:
             raise PortakernelError(
                 "agree: torch.distributed is not initialised; call torch.distributed.init_process_group first, or"
                 " leave agree out where one process computes"
+            )
+        if group is not None and not isinstance(group, distributed.ProcessGroup):
+            raise ArgumentTypeError(
+                f"agree: group is {group!r}, not a ProcessGroup; give what torch.distributed.new_group returned, on its"
+                " ranks alone, or None for all ranks"
             )
         kinds = [part.partition(":")[0] for part in distributed.get_backend_config(group).split(",")]
         accelerator = torch.accelerator.current_accelerator()

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 
 from portakernel.claims.capability import Property
 from portakernel.errors import ConfigError, nearest
+from portakernel.host.home import expanded
 from portakernel.host.output_file import obstacle
 from portakernel.host.start_folder import START_FOLDER
 from portakernel.words.graph_forms import GRAPH_FORMS
@@ -211,12 +212,12 @@ class Config:
             policy=policy or (),
             checks=checks == ("1",),
             log=next(iter(log or ()), None),
-            cache_dir=os.path.expanduser(text("CACHE_DIR")) or None,
+            cache_dir=expanded(text("CACHE_DIR")) or None,
             cache_mib=cache_mib or 0,
-            plan=os.path.expanduser(text("PLAN")) or None,
+            plan=expanded(text("PLAN")) or None,
             tuning=next(iter(tuning or ()), _REGIMES[0]),
             record=record,
-            tuning_dir=os.path.expanduser(text("TUNING_DIR")) or None,
+            tuning_dir=expanded(text("TUNING_DIR")) or None,
             patience_s=patience_s or 0,
             strangers=unknown_variables(values),
         )
@@ -224,7 +225,7 @@ class Config:
 
 def _paths(text: str, given: Iterable[str]) -> tuple[str, ...]:
     """Policy files; variables that were not set, joined, are no wish to have none."""
-    paths = tuple(map(os.path.expanduser, given))
+    paths = tuple(map(expanded, given))
     if text and not paths:
         raise ConfigError(f"{PREFIX}POLICY is {text!r}, which names no file; give paths, or leave it unset")
     return paths
@@ -234,7 +235,7 @@ def _to_write(key: str, text: str) -> str | None:
     """A file that can be written; None where none is named."""
     if not text:
         return None
-    path = os.path.realpath(os.path.join(START_FOLDER, os.path.expanduser(text)))
+    path = os.path.realpath(os.path.join(START_FOLDER, expanded(text)))
     if why := obstacle(Path(path)):
         raise ConfigError(f"{PREFIX + key} is {text!r}, which {why}; or leave it unset")
     return path

@@ -96,9 +96,11 @@ def agree(group: ProcessGroup | None = None) -> None:
 
     Three collectives, whatever happens, and none afterwards. Plans and measurements are then fixed until the process
     ends; policies are each rank's own, as before. Ranks whose devices differ by their units alone, such as CPUs by
-    threads, are warned of where other things are followed for these.
+    threads, are warned of where other things are followed for these; so is a rank whose own plan is locked, where the
+    first one follows no locked plan.
 
     Raises:
+        ArgumentTypeError: ``group`` is no group, or none that this rank is in.
         RankDisagreement: the sources of kernels differ; on every rank, whichever rank it is.
         RankLostError: a rank did not come before the group's timeout.
         PortakernelError: torch.distributed is not initialised, or the ranks have agreed before.
@@ -113,9 +115,10 @@ def agree(group: ProcessGroup | None = None) -> None:
     here = torch.device("cpu")
     if accelerator is not None:
         here = torch.device(accelerator.type, torch.accelerator.current_device_index())
-    doubt = agree_on(Following(now.registry, now.routes, find_device(now.registry, here)), group)
+    followed = Following(now.registry, now.routes, find_device(now.registry, here))
+    doubts = [agree_on(followed, group), followed.lost_lock]
     _reroute()
-    if doubt:
+    for doubt in filter(None, doubts):
         warnings.warn(doubt, ConfigWarning, stacklevel=callers_level())
 
 

@@ -15,6 +15,7 @@ import importlib
 import inspect
 import io
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -74,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     if as_a_program:
         sys.excepthook = _show_exception
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _interrupt)
     # a program reads the answer: what plugins print is none of it
     wanted = "--json" in given and _named(given) in COMMANDS
     alone = answers_alone(to_the_end=as_a_program) if wanted else contextlib.nullcontext()
@@ -81,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = _show_warning
         try:
             status = _run(given)
+            if as_a_program and status == INTERRUPTED:
+                _end_undisturbed()
         except PortakernelError as error:
             status = _fail(given, type(error).__name__, str(error))
         except (KeyboardInterrupt, typer.Abort):
@@ -231,6 +236,18 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
 def _show_exception(*raised: Any) -> None:
     """A bug's traceback, which may quote anybody."""
     print(printable("".join(traceback.format_exception(*raised))), end="", file=sys.stderr)
+
+
+def _interrupt(*_: object) -> None:
+    """Answers the first Ctrl-C; those behind it would end in a traceback while Python exits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _end_undisturbed() -> None:
+    """Has the process end as it is about to: what is printed is to be whole, and the status its own."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _flushed(status: int) -> int:

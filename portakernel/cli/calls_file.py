@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from portakernel.errors import nearest
+from portakernel.errors import ArgumentValueError, UnknownNameError, nearest
 from portakernel.manifest.loading import load_manifest
 from portakernel.runtime import dispatcher
 from portakernel.warming.outcome import Call
+from portakernel.words.target import Device
 
 
 def _op(name: str) -> str:
@@ -52,6 +54,26 @@ class CallsFile(BaseModel):
 
     calls: Annotated[list[CallEntry], Field(min_length=1)]
     traced: list[str] = []
+
+
+def calls_on(calls: Iterable[Call], where: Device, path: Path) -> list[Call]:
+    """The calls of the file at ``path``, which are to be measured on ``where``, or a device like it.
+
+    Raises:
+        ArgumentValueError: one is on a device that there is not, or of another kind.
+    """
+    listed, registry = list(calls), dispatcher().registry
+    for name in dict.fromkeys(call.device for call in listed if call.device is not None):
+        try:
+            alike = registry.device(name).target == where.target
+        except UnknownNameError as error:
+            if where in registry.devices:
+                raise ArgumentValueError(f"{path} lists calls on {name}: {error}") from error
+            alike = name.partition(":")[0] == (where.torch_device or "cpu").partition(":")[0]  # of a cluster
+        if not alike:
+            text = f"{path} lists calls on {name}, and {where.name} ({where.torch_device or 'cpu'}) is measured"
+            raise ArgumentValueError(f"{text}; give --device {name}, or leave `device` out of these calls")
+    return listed
 
 
 def load_calls(path: Path) -> list[Call]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from portakernel.cli.explain.command import read_names, read_parameters, read_shapes
+from portakernel.cli.interrupting import interrupted_once
 from portakernel.cli.options import DTypes, FirstDevice, Formats, Json, Shapes, Values, Workers
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ def command(
     image is made. Optional tensors are passed where --shape names them.
 
     Exits with 0 when something was built or compiled, 1 when nothing was or a call of --calls failed, 2 when the one
-    call does not fit its op, 130 when interrupted; what was compiled until then stays in the caches.
+    call does not fit its op, 130 when interrupted by Ctrl-C or SIGTERM: what was compiled until then stays in the
+    caches, and is shown.
 
     For example:
 
@@ -66,12 +69,16 @@ def command(
         values = read_parameters(op, parameters or ())
         dtypes, formats = (read_names("--dtype", dtype or ()), read_names("--format", format or ()))
         given = [Call(op, dtypes or {}, read_shapes(shape or ()) or {}, formats, None, training, kernel, values)]
-    found = _warm_up(given, device, workers, alone=calls is None)
-    if json:
-        device_of_call = next((call.request.device for call in found.calls), None)
-        print_json({"op": op, "device": device_of_call and device_of_call.torch_device, **found.to_json()})
-    else:
-        page().line(str(found))
+    with interrupted_once() as close:
+        found = _warm_up(given, device, workers, alone=calls is None)
+        close()
+        if json:
+            device_of_call = next((call.request.device for call in found.calls), None)
+            print_json({"op": op, "device": device_of_call and device_of_call.torch_device, **found.to_json()})
+        else:
+            page().line(str(found))
+    if found.interrupted:
+        raise typer.Exit(130)
     raise typer.Exit(0 if (found.built or found.ahead or found.compiled) and not found.failed else 1)
 
 
@@ -81,8 +88,9 @@ def _warm_up(calls: Sequence[Call], device: str | None, workers: int | None, *, 
     from portakernel.deciding.explaining import first_device
     from portakernel.errors import WarmupError
     from portakernel.runtime import dispatcher
+    from portakernel.tensors.compilation import compilations
     from portakernel.warming.building import Progress
-    from portakernel.warming.rehearsal import rehearse_described
+    from portakernel.warming.rehearsal import interrupted, rehearse_described
 
     registry = dispatcher().registry
     where = registry.device(device) if device else None
@@ -91,9 +99,12 @@ def _warm_up(calls: Sequence[Call], device: str | None, workers: int | None, *, 
         found = registry.device(call.device) if call.device else where or first_device(registry)
         return found.torch_device or "cpu"
 
+    start, compiled_before = time.perf_counter(), len(compilations())
     with progress("warming up", len(calls)) as tell:
         shown = Progress(lambda text: tell(description=text), lambda done, total: tell(completed=done, total=total))
         try:
             return rehearse_described(calls, device_of, shown, workers, alone=alone)
         except WarmupError as error:
             return error.warmup
+        except KeyboardInterrupt:
+            return interrupted(shown, compiled_before, time.perf_counter() - start)

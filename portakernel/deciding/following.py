@@ -21,11 +21,15 @@ _ALL_OPS = ""
 
 
 class Following:
-    """What one rank follows on its device, and how it takes over what another does."""
+    """What one rank follows on its device, and how it takes over what another does.
+
+    ``lost_lock`` then says that this rank's own plan was locked and what it follows now is not; else it is empty.
+    """
 
     def __init__(self, registry: Registry, routes: Routes, device: Device) -> None:
         self._registry, self._routes = registry, routes
         self._place = Place(str(device.target), units_of(device) or 0)
+        self.lost_lock = ""
 
     @property
     def target(self) -> str:
@@ -56,7 +60,11 @@ class Following:
     def adopt(self, decisions: Decisions) -> None:
         """Follows these, and nothing else, until the process ends."""
         strict, soft = (_Agreed(decisions, strict=strict) for strict in (True, False))
+        mine = self._routes.plan
         self._routes.set(strict if strict.places() else None, soft if soft.places() else None, for_good=_BY)
+        if mine is not None and mine.locked and not strict.locked:
+            text = "what it does not cover is no longer refused here; give all ranks the same plan (PORTAKERNEL_PLAN)"
+            self.lost_lock = f"agree: {mine.name} is locked, and rank 0, which is followed, has no locked plan: {text}"
 
 
 class _Agreed:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from portakernel.errors import PortakernelWarning
+from portakernel.host.home import expanded
 from portakernel.host.ownership import trouble_at, trouble_with
 from portakernel.host.private_folder import remove_abandoned
 
@@ -33,7 +34,7 @@ class CacheWarning(PortakernelWarning):
 def default_folder() -> str:
     """Where portakernel keeps things, if nobody says otherwise; it begins with ``~`` for a user without a home."""
     root = os.environ.get("XDG_CACHE_HOME", "")
-    return os.path.join(root if os.path.isabs(root) else os.path.expanduser("~/.cache"), "portakernel")
+    return os.path.join(root if os.path.isabs(root) else expanded("~/.cache"), "portakernel")
 
 
 def is_the_folders(error: OSError) -> bool:

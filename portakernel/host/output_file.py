@@ -34,7 +34,8 @@ def obstacle(path: Path) -> str:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        return f"cannot be written: {path.parent}: {error.strerror or error}; give a file in a folder that can be"
+        why = f"no file can be made in {path.parent} ({error.strerror or error})"
+        return f"cannot be written: {why}; give one in another folder"
     return ""
 
 

@@ -65,7 +65,7 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
     if not isinstance(document.data, dict):
         text = f"holds {shown(document.data)}, not a mapping of keys"
         if document.data is None:
-            text = f"holds no keys; the first is `schema_version: {SCHEMA_VERSION}`"
+            text = f"holds no keys; the first is `{_first_key(model)}`"
         raise ManifestError(document.path, [problem(document, (), text)])
     keys = list(_keys_that_are_no_text(document.data))
     data, found, refused = without(document.data, keys), list[str](), ManifestError
@@ -100,6 +100,13 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
         return Loaded(model.model_validate(without(data, unknown)), document)
     except ValidationError as error:
         raise ManifestError(document.path, describe_errors(model, document, error)) from error
+
+
+def _first_key(model: type[BaseModel]) -> str:
+    """How a file of this model begins: with the version of its form, where it has one."""
+    if "schema_version" in model.model_fields:
+        return f"schema_version: {SCHEMA_VERSION}"
+    return f"{next(name for name, field in model.model_fields.items() if field.is_required())}:"
 
 
 @functools.cache

@@ -200,9 +200,10 @@ class Measured:
     def _with_nearest(self, text: str, groups: Iterable[_Group], kind: Kind, dims: Mapping[str, int]) -> str:
         """``text``, and the nearest of what was measured, where something was."""
         known = [
-            Known(group.kind, {name: (size, size) for name, size in point.dims.items()}, "what was measured")
+            Known(group.kind, {name: (size, size) for name, size in point.dims.items()}, _named(point, unused=unused))
             for group in groups
-            for point in (*group.points, *group.unused)
+            for points, unused in ((group.points, False), (group.unused, True))
+            for point in points
         ]
         near = nearest(known, kind, dims)
         return f"{text}; {near}" if near else text
@@ -272,6 +273,12 @@ def _choices(group: _Group) -> Iterator[Choice]:
             sizes = ", ".join(f"{name} {_range(*bounds)}" for name, bounds in piece.bounds.items())
             where = f"what was measured at {sizes}" if sizes else "what was measured"
             yield Choice(piece.winner, group.kind, piece.bounds, where, _why(piece), piece.ready)
+
+
+def _named(point: Point, *, unused: bool) -> str:
+    """How a reason names a record: by its sizes, and why nothing is decided by it, where it counts for nothing."""
+    sizes = ", ".join(f"{name} {size}" for name, size in point.dims.items())
+    return "the record" + f" of {sizes}" * bool(sizes) + f" (not used: {point.why})" * unused
 
 
 def _range(low: int, high: int) -> str:

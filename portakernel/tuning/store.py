@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -207,8 +208,16 @@ class Writer:
         self.close()
 
 
-def compact(folder: Path, op: str) -> tuple[int, int]:
-    """Puts what ``read`` gives of writers that are gone into one file; how many files there were, and records are.
+class Compacted(NamedTuple):
+    """How many files were put into one, how many records that has, and how many lines were none and are dropped."""
+
+    files: int
+    records: int
+    dropped: int
+
+
+def compact(folder: Path, op: str) -> Compacted:
+    """Puts what ``read`` gives of writers that are gone into one file; those that cannot be read stay.
 
     Whenever it is interrupted, each record is in one file at least.
     """
@@ -224,9 +233,10 @@ def compact(folder: Path, op: str) -> tuple[int, int]:
             held.append(lock)
             if path.is_file():  # another `compact` may have been here between the listing and the lock
                 taken.append(path)
-        if not taken:
-            return 0, 0
         newest = _newest(taken)
+        taken = [path for path in taken if path not in newest.unread]
+        if not taken:
+            return Compacted(0, 0, 0)
         kept = [*newest.records.values(), *(r for key, r in newest.busy.items() if newest.records[key] is not r)]
         with Writer(folder, op) as writer:
             for record in kept:
@@ -234,7 +244,7 @@ def compact(folder: Path, op: str) -> tuple[int, int]:
             writer.sync()
         for path in taken:
             path.unlink(missing_ok=True)
-        return len(taken), len(kept)
+        return Compacted(len(taken), len(kept), sum(lines.total() for lines in newest.passed_over.values()))
     finally:
         for lock in held:
             lock.release()

@@ -95,6 +95,8 @@ def compile_ahead(
     with closing(compile_all(todo, workers)) as running:  # an interrupt ends the processes at once
         for outcome in running:
             outcomes.append(outcome)
+            progress.ahead += [] if outcome.error else [outcome.call]
+            progress.failed |= {outcome.call: outcome.error} if outcome.error else {}
             progress.advance(f"compiled {outcome.kernel}")
             progress.count(len(outcomes), len(todo))
     return outcomes

@@ -29,6 +29,7 @@ Count = Callable[[int, int], None]
 class Progress:
     """The progress of builds: the kernels built so far, each once, and those that could not be.
 
+    ``ahead`` and ``failed`` are the calls that were compiled side by side, and those that could not be made, with why.
     ``advance`` is called with what comes next, ``count`` with how much of how much of it is done.
     """
 
@@ -36,6 +37,8 @@ class Progress:
     count: Count = lambda done, total: None
     built: dict[str, None] = field(default_factory=dict[str, None])
     declined: dict[str, str] = field(default_factory=dict[str, str])
+    ahead: list[str] = field(default_factory=list[str])
+    failed: dict[str, str | Exception] = field(default_factory=dict[str, str | Exception])
 
 
 def build_for(

@@ -80,7 +80,7 @@ class Warmup:
     be, with the reason; ``ahead`` is what was compiled side by side before the first call, ``compiled`` what calls made
     compile, or load. ``failed`` are the calls that could not be made, with the compiler's diagnosis or the error.
     ``settled`` is true when the last of ``runs`` runs decided and compiled nothing: then neither does the next one, if
-    it makes the same calls.
+    it makes the same calls. ``interrupted``: the command was ended before that; which calls are warm is not known.
     """
 
     calls: tuple[WarmCall, ...]
@@ -92,6 +92,7 @@ class Warmup:
     seconds: float
     ahead: tuple[str, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
+    interrupted: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The warm-up as JSON-ready data; stable."""
@@ -113,6 +114,7 @@ class Warmup:
             "failed": dict(self.failed),
             "runs": self.runs,
             "settled": self.settled,
+            "interrupted": self.interrupted,
             "seconds": round(self.seconds, 3),
         }
 
@@ -131,6 +133,8 @@ class Warmup:
         kinds = "1 kind of call is" if len(self.calls) == 1 else f"{len(self.calls)} kinds of calls are"
         end = "" if self.settled else "; the last run still decided or compiled something new"
         lines = [f"{kinds} warm after {self.runs} runs in {self.seconds:.1f} s{end}"]
+        if self.interrupted:
+            lines = [f"Interrupted after {self.seconds:.1f} s; this is what was built and compiled until then."]
         width = max((len(call.kernel) for call in self.calls), default=0)
         lines += [
             f"  {call.kernel:<{width}}  {call.request}"

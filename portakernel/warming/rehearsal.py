@@ -127,7 +127,7 @@ def _rehearsed(
         raise CaptureError("portakernel.warmup runs and compiles kernels")
     start, compiled_before = time.perf_counter(), len(compilations())
     with progressing() if shown is None else nullcontext(shown) as progress:
-        failed: Failed = {}
+        failed: Failed = progress.failed
         steps = prepare(progress, failed)
         ahead, uncompiled = _compile_ahead(steps, progress, workers)
         failed.update(uncompiled)
@@ -145,11 +145,27 @@ def _rehearsed(
         settled,
         time.perf_counter() - start,
         ahead=ahead,
-        failed=tuple((call, why if isinstance(why, str) else _raised(why)) for call, why in failed.items()),
+        failed=_told(failed),
     )
     if failed:
         raise WarmupError(warmup) from next((why for why in failed.values() if isinstance(why, Exception)), None)
     return warmup
+
+
+def interrupted(progress: Progress, compiled_before: int, seconds: float) -> Warmup:
+    """What came of a warm-up until an interrupt: its progress, and what was compiled since there were so many."""
+    return Warmup(
+        (),
+        tuple(progress.built),
+        tuple(progress.declined.items()),
+        compilations().since(compiled_before),
+        0,
+        False,
+        seconds,
+        ahead=tuple(progress.ahead),
+        failed=_told(progress.failed),
+        interrupted=True,
+    )
 
 
 def _run_first(steps: Sequence[WarmupStep], progress: Progress, failed: Failed, *, alone: bool) -> list[WarmupStep]:
@@ -187,6 +203,10 @@ def _wait_for_devices(calls: Sequence[WarmCall]) -> None:
     for name in {call.request.device.torch_device for call in calls if call.request.device is not None}:
         if name is not None and not name.startswith("cpu"):
             torch.get_device_module(name).synchronize(name)
+
+
+def _told(failed: Failed) -> tuple[tuple[str, str], ...]:
+    return tuple((call, why if isinstance(why, str) else _raised(why)) for call, why in failed.items())
 
 
 def _raised(error: Exception) -> str:

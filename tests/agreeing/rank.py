@@ -69,7 +69,8 @@ def main() -> None:
     began = time.monotonic()
     for _ in range(given.get("calls", 1)):
         try:
-            found["doubt"] = agree(followed, None if "group" not in given else dist.new_group(given["group"]))
+            group = given.get("group")
+            found["doubt"] = agree(followed, dist.new_group(group) if isinstance(group, list) else group)
         except PortakernelError as error:
             found |= {"error": type(error).__name__, "text": str(error), **vars(error)}
     took = time.monotonic() - began

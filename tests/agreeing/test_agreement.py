@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 
+import portakernel
+from portakernel import runtime
 from portakernel.agreement import agree as agree_here
-from portakernel.errors import PortakernelError, RankDisagreement
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.errors import ConfigWarning, PortakernelError, RankDisagreement
+from portakernel.plan.plan import Place, Plan
 
 H200 = "nvidia:sm_90/132"
 WARM = {"decisions": {H200: [{"dtype": "bfloat16", "M": [1, 512], "use": "triton.rms_norm"}]}}
@@ -114,6 +119,24 @@ def test_a_group_agrees_on_its_own_and_again(agree: Any) -> None:
     for found in agree(WARM, COLD, group=[0, 1], calls=2):
         assert found["adopted"] == [whole(WARM)] * 2
         assert found["collectives"] == {name: 2 * times for name, times in THREE.items()}
+
+
+def test_what_is_no_group_is_told_so(agree: Any) -> None:
+    (found,) = agree(WARM, group="dp")
+    assert (found["error"], found["adopted"], found["collectives"]) == ("ArgumentTypeError", [], {})
+    assert found["text"] == (
+        "agree: group is 'dp', not a ProcessGroup; give what torch.distributed.new_group returned, on its ranks alone,"
+        " or None for all ranks"
+    )
+
+
+def test_a_rank_whose_lock_is_lost_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
+    monkeypatch.setattr("portakernel.agreement.agree", lambda followed, group: followed.adopt({}) or "")
+    plan = Plan({Place("nvidia:sm_90", 132): {}}, {}, "everything")
+    monkeypatch.setattr(runtime.dispatcher().routes, "plan", plan)
+    with pytest.warns(ConfigWarning, match=r"^agree: .* is locked, and rank 0, which is followed, has no locked plan:"):
+        portakernel.agree()
 
 
 def test_one_process_without_a_group_is_told_what_to_do() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,28 @@ def test_results_are_written_as_they_come_and_stay_whole_when_interrupted(
     assert found["interrupted"] is True
     assert [cell["case"] for cell in found["cells"]] == ["x 4×64"]
     assert ran.out.endswith(f"Written\n  {file}\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_a_signal_ends_is_shown(run: Callable, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A signal to a process and to its group arrives twice."""
+    measure, calls = suite.measure, []
+
+    def ends_in_the_second(*given: object, **more: object) -> object:
+        calls.append(1)
+        if len(calls) == 2:
+            try:
+                signal.raise_signal(number)
+            finally:
+                signal.raise_signal(number)
+        return measure(*given, **more)
+
+    monkeypatch.setattr(suite, "measure", ends_in_the_second)
+    before = signal.getsignal(number)
+    ran = run(f"bench rms_norm {SMALL} --shape x=2x32 --json")
+    assert (ran.status, ran.json["interrupted"]) == (130, True)
+    assert [cell["case"] for cell in ran.json["cells"]] == ["x 4×64"]
+    assert signal.getsignal(number) is before
 
 
 def test_ratios_to_an_earlier_result(run: Callable, tmp_path: Path) -> None:

@@ -388,6 +388,34 @@ def test_a_requirement_that_is_not_installed_is_missing_not_broken(run: Callable
     } in ran.json["missing"]
 
 
+def test_a_module_that_a_plugin_and_its_kernel_need_is_told_once(run: Callable, install: Callable[..., Path]) -> None:
+    requires = "    requires: {modules: {acme_runtime: '>=2,<3'}}\nrequires: {modules: {acme_runtime: '>=2'}}\n"
+    other = "  - {op: softmax, entry: acme_for_cli_tests.lost:softmax, targets: {cpu: any}, dtypes: {x: [float32]}}\n"
+    install("acme", manifest=RAISING + requires.replace("\nrequires", f"\n{other}requires"))
+    missing = run("doctor --json").json["missing"]
+    assert [one for one in missing if "acme" in one["what"]] == [
+        {
+            "what": "plugin acme needs acme_runtime >=2,<3; it is not installed",
+            "remedy": "pip install 'acme_runtime>=2,<3'",
+        }
+    ]
+
+
+def test_a_plugin_for_devices_that_are_not_here_rests_whatever_it_needs(
+    run: Callable, install: Callable[..., Path]
+) -> None:
+    manifest = RAISING.replace("cpu: any", "nvidia: sm_90+") + "requires: {modules: {acme_runtime: '>=2'}}\n"
+    install("acme", manifest=manifest)
+    dispatcher().registry._devices["nvidia"] = ()
+    ran = run("doctor --json")
+    (finding,) = (finding for finding in ran.json["findings"] if "acme" in finding["what"])
+    assert (finding["state"], finding["what"]) == (
+        "healthy",
+        "plugin acme (acme-kernels 1.2) rests until its library is there: pip install 'acme_runtime>=2'",
+    )
+    assert not [missing for missing in ran.json["missing"] if "acme" in missing["what"]]
+
+
 def test_a_plugin_whose_library_nobody_has_to_have_rests(run: Callable, install: Callable[..., Path]) -> None:
     requires = "{optional: true, modules: {acme_runtime: '>=2'}, distributions: {acme_runtime: acme-gpu}}"
     install("acme", manifest=f"{RAISING}requires: {requires}\n")

@@ -40,6 +40,34 @@ def test_exit_status_is_the_commands_own_and_output_is_plain() -> None:
     assert "\nNo kernel can serve it.\n" in done.stdout
 
 
+@pytest.mark.parametrize("first", ["raise_signal(SIGINT)", "return 130"])
+def test_who_was_interrupted_ends_with_130_however_often(first: str) -> None:
+    """Ctrl-C is pressed twice, and a launcher sends it to a process and its group."""
+    program = f"""
+import sys
+from signal import SIGINT, raise_signal
+from portakernel import cli
+def run(given):
+    try:
+        {first}
+    finally:
+        raise_signal(SIGINT)
+cli._run = run
+status = cli.main()
+raise_signal(SIGINT)
+sys.exit(status)
+"""
+    done = subprocess.run([sys.executable, "-c", program, "list"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_what_a_command_ended_with_is_not_overturned_by_a_later_sigterm() -> None:
+    program = "import signal, sys\nfrom portakernel import cli\ncli._run = lambda given: 130\n"
+    program += "status = cli.main()\nsignal.raise_signal(signal.SIGTERM)\nsys.exit(status)"
+    done = subprocess.run([sys.executable, "-c", program, "list"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("command", ["list --json", "list", "explain add --target h100"])
 def test_a_reader_that_stops_early_is_no_error_and_ends_as_shells_report_sigpipe(command: str) -> None:
     with subprocess.Popen(

@@ -445,6 +445,48 @@ def test_a_regime_of_graphs_is_explained_where_there_are_none(
     assert found["regimes"] == {str(here()): "eager/warm", str(H200): "graph/warm"}
 
 
+def test_without_a_regime_the_one_that_decides_here_is_exported(
+    run: Callable, tmp_path: Path, measured: dict[str, list[Choice]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["plan", "export", "-o", str(tmp_path / "plan.yaml"), "--target", str(H200)]
+    monkeypatch.setenv("PORTAKERNEL_TUNING", "eager/warm")
+    assert run(*words, "--json").json["regimes"] == {str(H200): "eager/warm"}
+    assert run(*words, "--regime", "graph/cold", "--json").json["regimes"] == {str(H200): "graph/cold"}
+    monkeypatch.setenv("PORTAKERNEL_TUNING", "off")
+    refused = run(*words)
+    assert (refused.status, refused.err) == (
+        2,
+        (
+            "portakernel: plan export: PORTAKERNEL_TUNING is off, and nothing that was measured decides; give --regime"
+            " to say whose times the plan takes, or unset it\n"
+        ),
+    )
+    assert run(*words, "--regime", "graph/warm").status == 0
+
+
+@pytest.mark.parametrize(
+    ("variable", "target", "regime"),
+    [
+        ("graph/cold", None, "eager/cold"),
+        ("off", None, "eager/cold"),
+        ("graph/warm", None, "eager/warm"),
+        ("graph/warm", str(H200), "graph/warm"),
+    ],
+)
+def test_a_plan_that_begins_locked_names_the_regime_of_its_devices(
+    run: Callable, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, target: str, regime: str
+) -> None:
+    monkeypatch.setenv("PORTAKERNEL_TUNING", variable)
+    path = tmp_path / "plan.yaml"
+    words = ["--target", target] if target else []
+    assert run("plan", "lock", str(path), "--calls", str(calls), *words).status == 0
+    assert read_form(path).regime == regime
+    # one that is there keeps its own
+    monkeypatch.setenv("PORTAKERNEL_TUNING", "eager/warm")
+    assert run("plan", "lock", str(path), "--calls", str(calls), *words).status == 0
+    assert read_form(path).regime == regime
+
+
 def test_a_digest_that_cannot_be_one_is_told(run: Callable, made: Callable[..., Path]) -> None:
     told = run("plan", "check", str(made({H200: [norm()]})), "--digest", "sha256:12")
     assert told.status == 2
@@ -601,6 +643,22 @@ def test_what_check_would_refuse_is_not_locked(
     assert (refused.status, path.read_text(encoding="utf-8")) == (1, before)
     assert "softmax_cpu cannot serve it: denied by PORTAKERNEL_DENY" in " ".join(refused.out.split())
     assert refused.out.endswith("`plan check` would refuse 1 of its entries; nothing is written\n")
+
+
+def test_who_is_denied_where_a_plan_is_locked_is_said(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORTAKERNEL_DENY", "torch")
+    calls, path = tmp_path / "calls.yaml", tmp_path / "plan.yaml"
+    calls.write_text("calls:\n  - {op: softmax, dtype: float32, shape: {x: [4, 64]}}\n", encoding="utf-8")
+    told = "softmax: reference.softmax is locked; torch.softmax_cpu would go first, but for: denied by PORTAKERNEL_DENY"
+    assert run("plan", "lock", str(path), "--calls", str(calls)).out.splitlines()[0] == told
+    path.unlink()
+    assert run("plan", "lock", str(path), "--calls", str(calls), "--json").json["denied"] == [told]
+    path.unlink()
+    monkeypatch.delenv("PORTAKERNEL_DENY")
+    monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
+    assert run("plan", "lock", str(path), "--calls", str(calls), "--json").json["denied"] == []
 
 
 def test_what_a_plan_was_made_with_stays_when_it_is_locked(

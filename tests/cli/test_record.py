@@ -95,7 +95,9 @@ def test_where_the_file_cannot_be_nothing_runs(run, tmp_path: Path, monkeypatch:
     monkeypatch.setattr("portakernel.host.output_file.tempfile.TemporaryFile", refuse)
     found = run("record", "-o", str(tmp_path / "calls.yaml"), *program)
     assert found.status == 2
-    assert f"cannot be written: {tmp_path}: Read-only file system; give a file in a folder that can be" in found.err
+    assert (
+        f"cannot be written: no file can be made in {tmp_path} (Read-only file system); give one in another folder"
+    ) in found.err
     assert not ran.exists()
 
 

@@ -16,10 +16,12 @@ from unittest import mock
 import pytest
 
 from portakernel.errors import ArgumentValueError
+from portakernel.registry.registry import Registry
 from portakernel.runtime import dispatcher
 from portakernel.tuning.record import Record
 from portakernel.tuning.sources import source_digest
 from portakernel.tuning.store import Writer
+from portakernel.words.target import Device, Target
 from portakernel_kit.bench.question import Question
 from portakernel_kit.cli.tune_words import device_of_fleet
 from portakernel_kit.tune.child import JobError
@@ -71,6 +73,9 @@ def test_an_interrupted_run_goes_on_and_what_is_kept_is_not_measured_again(
     assert third.status == 0
     assert third.out == f"0 new measurements, 2 kept from before, 0 left, in {store}\n"
     compacted = run("tune", "--compact", "--json").json
+    again = run("tune", "--compact").out.splitlines()
+    assert again[0].endswith(" softmax: 2 records of 1 file are in one")
+    assert again[1] == f"1 op was put together in {store}"
     assert [(one["op"], one["files"], one["records"]) for one in compacted["compacted"]] == [("softmax", 2, 2)]
     assert set(second.json) == {
         "regime", "regime_asked", "seed",
@@ -111,6 +116,20 @@ def test_regret_does_not_count_what_was_measured_beside_others(run: Callable, mo
     found = run(*words, "--json").json
     assert (len(found["cells"]), found["busy"]) == (1, 1)
     assert "others used the device while 1 more was measured: not counted" in " ".join(run(*words).out.split())
+
+
+def test_regret_of_no_call_gives_no_numbers(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OneDevice, "run", lambda *_: iter(()))
+    words = ("regret", "softmax", "--held-out", "1", "--seed", "5", "--device", "cpu")
+    found = run(*words, "--json")
+    assert found.status == 1
+    assert found.json["ways"]["measured"] == {
+        "cells": 0, "geometric_mean": None, "worst": None, "worst_call": None, "beyond_5_percent": None,
+        "differs": 0, "harm": 0,
+    }  # fmt: skip
+    shown = run(*words).out.strip().splitlines()
+    assert shown[0] == "Over the best kernel, 0 calls that are not in the store"
+    assert shown[3].split() == ["measured", "–", "–", "–", "0", "0"]
 
 
 def test_regret_measures_sizes_that_the_store_lacks_with_what_has_to_be_built(
@@ -178,6 +197,40 @@ def test_a_file_lists_whole_calls(run: Callable, calls: str, words: str, message
     found = run("tune", "--calls", calls, "--device", "cpu", *words.split())
     assert found.status == 2
     assert message in found.err
+
+
+@pytest.mark.parametrize("command", ["tune", "bench"])
+def test_calls_on_another_device_are_refused_before_anything_is_measured(
+    run: Callable, calls: str, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(Fleet, "run", lambda *_: pytest.fail("something was measured"))
+    file = Path(calls)
+    listed = file.read_text(encoding="utf-8").replace("count: 3", "device: 'cuda:0'")
+    file.write_text(listed, encoding="utf-8")
+    ran = run(command, "--calls", calls, "--device", "cpu")
+    assert ran.status == 2
+    assert f"{calls} lists calls on cuda:0: unknown device 'cuda:0'" in ran.err
+    gpu = Device(Target("nvidia", "sm_90"), "A GPU", "cuda:0")
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "devices", [*dispatcher().registry.devices, gpu])
+        ran = run(command, "--calls", calls, "--device", "cpu")
+    assert ran.status == 2
+    assert f"{calls} lists calls on cuda:0, and " in ran.err
+    assert ran.err.endswith(" (cpu) is measured; give --device cuda:0, or leave `device` out of these calls\n")
+
+
+def test_calls_of_a_file_may_name_the_device_that_is_measured(
+    run: Callable, calls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fleet, "run", lambda *_: iter(()))
+    monkeypatch.setattr("portakernel_kit.tune.ray_workers.RayWorkers", Cluster)
+    file = Path(calls)
+    listed = file.read_text(encoding="utf-8")
+    file.write_text(listed.replace("count: 3", "device: cpu"), encoding="utf-8")
+    assert run("tune", "--calls", calls, "--device", "cpu", "--json").json["left"] == 2
+    assert "lists calls on cpu, and " in run("tune", "--calls", calls, "--engine", "ray").err
+    file.write_text(listed.replace("count: 3", "device: 'cuda:0'"), encoding="utf-8")
+    assert run("tune", "--calls", calls, "--engine", "ray", "--json").json["left"] == 2
 
 
 def test_sizes_of_accelerators_leave_a_cpu_nothing(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +354,21 @@ def test_compacting_a_folder_that_cannot_be_written_says_so(
     found = run("tune", "--compact")
     assert found.status == 2
     assert f"{store} cannot be compacted: Read-only file system ({folder})" in found.err
+
+
+def test_compacting_says_what_it_drops(run: Callable, store: Path) -> None:
+    (folder := store / "cpu.x86_64-2").mkdir(parents=True)
+    (folder / "softmax.host-1-0.jsonl").write_text("torn\n", encoding="utf-8")
+    (folder / "add.host-1-0.jsonl").write_text("torn\n{}\n", encoding="utf-8")
+    (folder / "add.host-2-0.jsonl").write_text("", encoding="utf-8")
+    assert run("tune", "--compact").out == (
+        "cpu.x86_64-2 add: 0 records of 2 files are in one\n"
+        "  2 lines were no records and are dropped\n"
+        "cpu.x86_64-2 softmax: 0 records of 1 file are in one\n"
+        "  1 line was no record and is dropped\n"
+        f"2 ops were put together in {store}\n"
+    )
+    assert [one["dropped"] for one in run("tune", "--compact", "--json").json["compacted"]] == [0, 0]
 
 
 def test_compacting_an_empty_store_says_so(run: Callable, store: Path) -> None:

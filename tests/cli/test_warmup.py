@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from contextlib import nullcontext
 
 import pytest
@@ -10,9 +11,12 @@ import torch
 from cxx import needs_cxx
 
 from portakernel import ops, runtime
+from portakernel.claims.request import Phase
 from portakernel.cli import main
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
+from portakernel.offline.job import Job
+from portakernel.offline.outcome import Outcome
 from portakernel.tensors.scratch import described
 from portakernel.words.target import Target
 
@@ -40,6 +44,7 @@ def test_it_builds_runs_and_says_what_serves(capsys):
         "failed": {},
         "runs": 2,
         "settled": True,
+        "interrupted": False,
     }
     assert main(given) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -156,6 +161,45 @@ def test_progress_is_told_and_processes_are_bounded(monkeypatch):
     assert main(given) == 1
     assert bounds == [3]
     assert told == [{"description": "run 1"}, {"completed": 0, "total": 1}, {"description": "run 2"}]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_compiled_before_a_signal_is_shown(capsys, monkeypatch, number):
+    jobs = [Job(f"triton.{op}", "nvidia:sm_90", op, (Phase.INFERENCE,), (), (), 132) for op in ("add", "softmax")]
+
+    def compile_all(asked: list[Job], workers: int | None):
+        yield Outcome("triton.add", "nvidia:sm_90", str(asked[0]))
+        yield Outcome("triton.softmax", "nvidia:sm_90", str(asked[1]), error="no")
+        signal.raise_signal(number)
+
+    monkeypatch.setattr("portakernel.warming.ahead.lacking", lambda now, asked: jobs)
+    monkeypatch.setattr("portakernel.warming.ahead.WORTH_WORKERS", 1)
+    monkeypatch.setattr("portakernel.warming.ahead.compile_all", compile_all)
+    monkeypatch.setattr("portakernel.warming.prepared_calls.serving_jobs", lambda *_: [(jobs[0], None)])
+    given = ["warmup", "add", "--dtype=float32", "--shape=x=3x5", "--device=cpu", "--kernel=torch"]
+    before = signal.getsignal(number)
+    assert main([*given, "--json"]) == 130
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.pop("seconds") >= 0
+    assert answer == {
+        "op": "add",
+        "device": None,
+        "calls": [],
+        "built": [],
+        "declined": {},
+        "ahead": [str(jobs[0])],
+        "compiled": [],
+        "failed": {str(jobs[1]): "no"},
+        "runs": 0,
+        "settled": False,
+        "interrupted": True,
+    }
+    assert signal.getsignal(number) is before
+    assert main(given) == 130
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("Interrupted after ")
+    assert first.endswith(" s; this is what was built and compiled until then.")
+    assert rest == [f"  compiled ahead {jobs[0]}", f"  failed {jobs[1]}: no"]
 
 
 @pytest.mark.parametrize(

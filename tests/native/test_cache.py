@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pwd
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from portakernel.authoring.native import CodeObject, KernelFacts, build
-from portakernel.host.cache_folder import CacheWarning
+from portakernel.host.cache_folder import CacheWarning, default_folder
 from portakernel.host.private_folder import in_use
 from portakernel.native import code_cache, entry
 from portakernel.native.code_cache import Cache, cache
@@ -177,6 +179,19 @@ def test_the_environment_says_where_it_is_and_how_large(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cache().folder == tmp_path / "home" / ".cache" / "portakernel"
+
+
+def test_an_empty_home_is_none_and_not_the_root(monkeypatch, tmp_path):
+    account = mock.Mock(pw_dir=str(tmp_path / "account"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: account)
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("PORTAKERNEL_CACHE_DIR", "~/kernels")
+    assert cache().folder == tmp_path / "account" / "kernels"
+    monkeypatch.delenv("PORTAKERNEL_CACHE_DIR")
+    assert cache().folder == tmp_path / "account" / ".cache" / "portakernel"
+    monkeypatch.setattr(pwd, "getpwuid", mock.Mock(side_effect=KeyError("uid not found")))
+    assert default_folder() == "~/.cache/portakernel"
 
 
 # --- where it cannot be written ------------------------------------------------------------------------------------

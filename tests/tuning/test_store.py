@@ -180,7 +180,7 @@ def test_a_reader_misses_nothing_of_a_file_that_is_put_into_another_meanwhile(tm
         found = sorted(folder.glob(pattern))
         if not listings:
             listings.append(found)
-            assert compact(folder, "rms_norm") == (1, 1)
+            assert compact(folder, "rms_norm") == (1, 1, 0)
         return found
 
     with monkeypatch.context() as patched:
@@ -219,7 +219,7 @@ def test_sixteen_writers_that_are_killed_at_random_lose_nothing_that_they_wrote(
     found = {one.key.dims["M"] for one in read(tmp_path, "rms_norm").records.values()}
     assert told <= found
     assert {1000 * n + k for n in range(0, 16, 2) for k in range(200)} <= found
-    files, kept = compact(tmp_path, "rms_norm")
+    files, kept, _ = compact(tmp_path, "rms_norm")
     assert (files, kept) == (16, len(found))
     assert {one.key.dims["M"] for one in read(tmp_path, "rms_norm").records.values()} == found
     assert len(files_of(tmp_path, "rms_norm")) == 1
@@ -233,10 +233,22 @@ def test_a_record_of_a_busy_device_displaces_nothing(tmp_path, days, compacted):
         with Writer(tmp_path, "rms_norm") as writer:
             writer.write(one)
     if compacted:
-        assert compact(tmp_path, "rms_norm") == (3, 3 if busy > good else 2)
+        assert compact(tmp_path, "rms_norm") == (3, 3 if busy > good else 2, 0)
     found = read(tmp_path, "rms_norm")
     assert {(one.key.dims["M"], one.busy) for one in found.records.values()} == {(64, False), (65, True)}
     assert {one.key.dims["M"] for one in found.busy.values()} == ({64, 65} if busy > good else {65})
+
+
+def test_compacting_counts_the_lines_that_it_drops_and_leaves_what_it_cannot_read(tmp_path):
+    with Writer(tmp_path, "rms_norm") as writer:
+        writer.write(record(1))
+    with writer.path.open("ab") as file:
+        file.write(b"torn\n{}\n")
+    (elsewhere := tmp_path / "elsewhere").write_text("", encoding="utf-8")
+    (linked := tmp_path / "rms_norm.linked-1-0.jsonl").symlink_to(elsewhere)
+    assert compact(tmp_path, "rms_norm") == (1, 1, 2)
+    assert linked.is_symlink()
+    assert compact(tmp_path, "rms_norm") == (1, 1, 0)
 
 
 def test_compacting_leaves_a_writer_s_own_file_alone(tmp_path):
@@ -244,8 +256,8 @@ def test_compacting_leaves_a_writer_s_own_file_alone(tmp_path):
         gone.write(record(1))
     with Writer(tmp_path, "rms_norm") as there:
         there.write(record(2))
-        assert compact(tmp_path, "rms_norm") == (1, 1)
+        assert compact(tmp_path, "rms_norm") == (1, 1, 0)
         there.write(record(3))
         assert there.path in files_of(tmp_path, "rms_norm")
     assert len(read(tmp_path, "rms_norm").records) == 3
-    assert compact(tmp_path, "none") == (0, 0)
+    assert compact(tmp_path, "none") == (0, 0, 0)

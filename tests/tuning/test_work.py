@@ -215,7 +215,9 @@ def test_regret_is_the_geometric_mean_over_the_best_and_harm_what_was_made_slowe
     assert (by_priority.worst, by_priority.lost_share, by_priority.harm) == (1.21, 0.25, 0)
     assert by_time.geometric_mean == pytest.approx((1.03 * 1.01) ** 0.25)
     assert (by_time.differs, by_time.harm, by_time.worst_call) == (3, 1, "call 1.0 1.03")
-    assert summary([], "measured").geometric_mean == 1.0
+    nothing = summary([], "measured")
+    assert (nothing.cells, nothing.geometric_mean, nothing.worst, nothing.worst_call) == (0, None, None, None)
+    assert (nothing.lost_share, nothing.differs, nothing.harm) == (None, 0, 0)
 
 
 def test_a_cell_has_the_choice_s_kernel_unless_it_could_not_serve():
@@ -245,6 +247,14 @@ def test_a_calls_file_may_count(tmp_path):
     file.write_text("calls:\n  - {op: softmax, dtype: float32, shape: {x: [4, 64]}, count: 0}\n")
     with pytest.raises(ManifestError, match="count"):
         load_calls(file)
+
+
+def test_an_empty_calls_file_is_told_how_one_begins(tmp_path):
+    file = tmp_path / "calls.yaml"
+    file.write_text("# to be recorded\n")
+    with pytest.raises(ManifestError) as caught:
+        load_calls(file)
+    assert str(caught.value) == f"{file}:1: holds no keys; the first is `calls:`"
 
 
 def test_a_job_s_operands_lie_as_its_call_s_and_it_is_kept_under_their_layout():

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from portakernel.cli.interrupting import interrupted_once
 from portakernel.cli.options import FirstDevice, Json
-from portakernel_kit.cli.interrupting import interrupted_once
 from portakernel_kit.cli.tune import RegimeName
 
 if TYPE_CHECKING:
@@ -212,9 +212,9 @@ def _print(out: Page, cells: Sequence[Cell], found: dict[str, Summary], busy: in
     rows = [
         (
             way,
-            f"{one.geometric_mean:.4f}",
-            f"{one.worst:.3f}",
-            f"{one.lost_share:.0%}",
+            _number(one.geometric_mean, ".4f"),
+            _number(one.worst, ".3f"),
+            _number(one.lost_share, ".0%"),
             str(one.differs),
             str(one.harm),
         )
@@ -229,3 +229,7 @@ def _print(out: Page, cells: Sequence[Cell], found: dict[str, Summary], busy: in
     if busy:
         text = f"others used the device while {busy} more {'were' if busy != 1 else 'was'} measured: not counted"
         out.line(text, "doubt", indent=2)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

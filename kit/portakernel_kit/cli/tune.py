@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from portakernel.cli.interrupting import interrupted_once
 from portakernel.cli.options import DTypes, Json, Shapes, Values
-from portakernel_kit.cli.interrupting import interrupted_once
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
@@ -205,11 +205,10 @@ def _compact(root: Path, out: Page, *, json: bool) -> None:
 
     try:
         found = [
-            {"place": folder.name, "op": op, "files": files, "records": records}
+            {"place": folder.name, "op": op, **made._asdict()}
             for folder in folders(root)
             for op in ops_in(folder)
-            for files, records in [compact(folder, op)]
-            if files
+            if (made := compact(folder, op)).files
         ]
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
@@ -219,10 +218,18 @@ def _compact(root: Path, out: Page, *, json: bool) -> None:
         print_json({"store": str(root), "compacted": found})
         return
     for one in found:
-        out.line(f"{one['place']} {one['op']}: {one['records']} records of {one['files']} files are in one")
-    out.line(
-        f"{len(found)} ops were put together in {root}" if found else f"nothing to put together in {root}", "faint"
-    )
+        records, files = _counted(one["records"], "record"), _counted(one["files"], "file")
+        verb = "is" if one["records"] == 1 else "are"
+        out.line(f"{one['place']} {one['op']}: {records} of {files} {verb} in one")
+        if dropped := one["dropped"]:
+            none = "was no record and is" if dropped == 1 else "were no records and are"
+            out.line(f"{_counted(dropped, 'line')} {none} dropped", "doubt", indent=2)
+    ops = f"{_counted(len(found), 'op')} {'was' if len(found) == 1 else 'were'} put together in {root}"
+    out.line(ops if found else f"nothing to put together in {root}", "faint")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _print(out: Page, session: Session, status: _Status) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from portakernel.cli.calls_file import load_calls
+from portakernel.cli.calls_file import calls_on, load_calls
 from portakernel.cli.list_kernels import chosen_kernels
 from portakernel.contracts import contracts
 from portakernel.deciding.explaining import first_device
@@ -98,7 +98,7 @@ def jobs_of(
 
     Raises:
         UnknownNameError, ArgumentTypeError, ArgumentValueError: a name that nothing has, words that make no call, or
-            none that can be measured on ``where``.
+            none that can be measured on ``where``, as those of a file that are on another device.
         ManifestError: ``calls`` cannot be accepted.
     """
     for op in ops or ():
@@ -126,4 +126,5 @@ def _jobs_of_file(
     there = sorted({call.op for call in listed})
     if ops and (missing := [op for op in ops if op not in there]):
         raise ArgumentValueError(f"tune: {calls} lists no call of {missing[0]}; it has {', '.join(there)}")
-    return jobs_of_calls([call for call in listed if not ops or call.op in ops], where.target, regime, seed)
+    wanted = calls_on((call for call in listed if not ops or call.op in ops), where, calls)
+    return jobs_of_calls(wanted, where.target, regime, seed)

@@ -36,13 +36,14 @@ class Summary:
     """One way of choosing, over all calls.
 
     ``harm`` is how many calls it makes slower by over 2 % than priorities do; ``differs`` how many it serves otherwise.
+    Of no call there is no mean, no worst and no share: None.
     """
 
     cells: int
-    geometric_mean: float
-    worst: float
-    worst_call: str
-    lost_share: float
+    geometric_mean: float | None
+    worst: float | None
+    worst_call: str | None
+    lost_share: float | None
     differs: int
     harm: int
 
@@ -82,10 +83,12 @@ def cell_of(record: Record, ways: Mapping[str, Choices]) -> Cell | None:
 
 def summary(cells: Sequence[Cell], way: str) -> Summary:
     """What one way of choosing comes to."""
+    if not cells:
+        return Summary(0, None, None, None, None, 0, 0)
     ratios = [(cell.chosen[way][1], cell.call) for cell in cells]
-    worst, call = max(ratios, default=(1.0, ""))
-    mean = math.exp(sum(math.log(ratio) for ratio, _ in ratios) / len(ratios)) if ratios else 1.0
-    lost = sum(ratio > LOST for ratio, _ in ratios) / len(ratios) if ratios else 0.0
+    worst, call = max(ratios)
+    mean = math.exp(sum(math.log(ratio) for ratio, _ in ratios) / len(ratios))
+    lost = sum(ratio > LOST for ratio, _ in ratios) / len(ratios)
     differs = [cell for cell in cells if cell.chosen[way][0] != cell.chosen[PRIORITIES][0]]
     harm = sum(cell.chosen[way][1] > HARM * cell.chosen[PRIORITIES][1] for cell in differs)
     return Summary(len(cells), mean, worst, call, lost, len(differs), harm)

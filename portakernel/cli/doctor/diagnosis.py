@@ -14,7 +14,7 @@ from typing import Any
 
 from portakernel import __version__
 from portakernel.claims.capability import ReasonCode, Rejection
-from portakernel.claims.request import Phase
+from portakernel.claims.request import Phase, Request
 from portakernel.cli.advice import install_command, pip_command
 from portakernel.cli.doctor.faults import location, remedy
 from portakernel.config import VARIABLES, Config, unknown_variables
@@ -216,6 +216,11 @@ class Diagnosis:
         """The names of a package's kernels."""
         return tuple(k.name for k in self.dispatcher.registry.kernels.values() if k.package == package)
 
+    def serves_here(self, package: Package) -> bool:
+        """Whether one of a package's kernels is for a device here, whatever else it needs."""
+        names, now = self.kernels(package), self.dispatcher
+        return any(_claims(now, now.registry.kernels[name], device) for name in names for device in self.devices)
+
     def coverage(self) -> list[Coverage]:
         """Which ops have more than the reference, on each device that torch reaches."""
         reached = (device for device in self.devices if device.torch_device is not None)
@@ -327,9 +332,13 @@ def _call_commands(now: Dispatcher) -> None:
     now.registry.manager.call("portakernel_cli", app=typer.Typer())
 
 
-def resting_for(manifest: PluginManifest) -> tuple[str, ...]:
-    """The modules that a plugin rests without, which nobody has to have; none where it does not rest."""
-    wanted = manifest.requires.modules if manifest.requires.optional else ()
+def resting_for(manifest: PluginManifest, *, serves_here: bool = True) -> tuple[str, ...]:
+    """The modules that a plugin rests without; none where it does not rest.
+
+    They are those that nobody has to have, and of a plugin that serves no device here all but torch.
+    """
+    rests = manifest.requires.optional or not serves_here
+    wanted = [module for module in manifest.requires.modules if rests and module != "torch"]
     return tuple(module for module in wanted if installed_version(module) is None)
 
 
@@ -337,15 +346,7 @@ def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, st
     found = []
     if torch_build.installed() is None:
         found.append(Missing("torch is not installed: nothing can run", pip_command("torch", ">=2.11")))
-    needs: dict[str, str] = {}
-    for kernel in now.registry.kernels.values():
-        if any(installed_version(module) is None for module in kernel.optional):
-            continue
-        for rejection in now.readiness.not_installed(kernel):
-            if rejection.parameter != "torch":
-                module = rejection.parameter or ""
-                needs[f"plugin {kernel.plugin} {rejection.text}"] = install_command(kernel, module)
-    found += [Missing(what, command) for what, command in needs.items()]
+    found += _missing_modules(now, devices)
     spaces = now.registry.spaces
     claimed = {
         (kernel.plugin, vendor)
@@ -371,6 +372,31 @@ def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, st
             Missing(what, "install python3-dev (Debian, Ubuntu), python3-devel (Fedora), or your Python's own")
         )
     return found
+
+
+def _missing_modules(now: Dispatcher, devices: Sequence[Device]) -> Iterator[Missing]:
+    """What plugins need, of those that could serve a device here: the others rest."""
+    needs: dict[tuple[str, str], dict[frozenset[str], Missing]] = {}
+    for kernel in now.registry.kernels.values():
+        if any(installed_version(module) is None for module in kernel.optional):
+            continue
+        if not any(_claims(now, kernel, device) for device in devices):
+            continue
+        for rejection in now.readiness.not_installed(kernel):
+            module = rejection.parameter or ""
+            versions = frozenset(kernel.requires.get(module, "").replace(" ", "").split(","))
+            what = f"plugin {kernel.plugin} {rejection.text}"
+            needs.setdefault((kernel.plugin, module), {})[versions] = Missing(what, install_command(kernel, module))
+    for (_, module), several in needs.items():
+        # who has what a kernel bounds more narrowly has what its plugin needs
+        told = (one for versions, one in several.items() if not any(versions < others for others in several))
+        yield from told if module != "torch" else ()
+
+
+def _claims(now: Dispatcher, kernel: Kernel, device: Device) -> bool:
+    """Whether a kernel is for such hardware, whatever else it needs."""
+    anything = Request(kernel.op, device.target)
+    return any(one.serving_target(anything, now.registry.spaces) is not None for _, one in kernel.variants)
 
 
 def _package_json(package: Package) -> dict[str, Any]:

@@ -124,7 +124,9 @@ def plugins(diagnosis: Diagnosis) -> Iterator[Finding]:
         lacks = [module for module in loaded.manifest.requires.modules if installed_version(module) is None]
         if manager.is_off(package):
             yield _off(package, diagnosis)
-        elif package not in ill and (modules := resting_for(loaded.manifest)):
+        elif package not in ill and (
+            modules := resting_for(loaded.manifest, serves_here=diagnosis.serves_here(package))
+        ):
             yield _resting(package, loaded.manifest.requires, modules)
         elif package not in ill and not lacks:
             yield _plugin(package, diagnosis)

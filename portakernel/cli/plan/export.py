@@ -53,7 +53,7 @@ def command(
             "--regime",
             metavar="REGIME",
             help="How times were taken: eager|graph, then /cold or /warm; eager on devices without graphs"
-            " [default: graph/cold].",
+            " [default: as PORTAKERNEL_TUNING says, graph/cold].",
         ),
     ] = None,
     json: Json = False,
@@ -75,7 +75,8 @@ def command(
     from portakernel.cli.calls_file import load_calls
     from portakernel.cli.output import page, print_json
     from portakernel.cli.plan.eligibility import servable
-    from portakernel.errors import UnknownNameError
+    from portakernel.cli.plan.regimes import decides_here, regime_of_file
+    from portakernel.errors import ArgumentValueError, UnknownNameError
     from portakernel.plan.export import make_plan
     from portakernel.plan.plan import Place, Plan
     from portakernel.plan.reading import read_form
@@ -92,10 +93,13 @@ def command(
     asked_for = [_places(now, text, here) for text in target or ()]
     places = list(dict.fromkeys(place for several in asked_for for place in several)) or list(here)
     ops = list(dict.fromkeys(op or now.registry.ops))
-    wanted = Regime(regime or Regime.GRAPH_COLD)
+    decides = decides_here()
+    if regime is None and decides is None:
+        text = "and nothing that was measured decides; give --regime to say whose times the plan takes, or unset it"
+        raise ArgumentValueError(f"plan export: PORTAKERNEL_TUNING is off, {text}")
+    wanted = Regime(regime or decides or Regime.GRAPH_COLD)
     regimes = {place: wanted.on(place.target.partition(":")[0]) for place in places}
-    # the file names one: of a single kind of device its own
-    asked = next(iter(regimes.values())) if len(set(regimes.values())) == 1 else wanted
+    asked = regime_of_file(places, wanted)
     undecided: dict[Place, Counter[str]] = {place: Counter() for place in places}
     choices = {place: list(_measured(now, place, ops, regimes[place], undecided[place])) for place in places}
     if calls is not None:

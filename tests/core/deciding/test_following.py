@@ -71,6 +71,20 @@ def test_what_was_agreed_on_stays_until_the_process_ends(world_of_two):
         Following(now.registry, now.routes, ACME).adopt({})
 
 
+@pytest.mark.parametrize(("mine", "first", "lost"), [(True, False, True), (True, True, False), (False, False, False)])
+def test_a_lock_that_the_first_rank_does_not_have_is_lost_aloud(world_of_two, mine, first, lost):
+    other, now = world_of_two.dispatcher(), world_of_two.dispatcher()
+    other.routes.set(Known(choice(world_of_two, other, "q.add", M=(1, 64)), locked=first), None)
+    now.routes.set(Known(choice(world_of_two, now, "q.add", M=(1, 8)), locked=mine), None)
+    here = Following(now.registry, now.routes, ACME)
+    here.adopt(Following(other.registry, other.routes, ACME).decisions())
+    text = (
+        "agree: p.yaml is locked, and rank 0, which is followed, has no locked plan: what it does not cover is no"
+        " longer refused here; give all ranks the same plan (PORTAKERNEL_PLAN)"
+    )
+    assert here.lost_lock == (text if lost else "")
+
+
 def test_the_sources_are_those_of_every_kernel(world_of_two):
     now = world_of_two.dispatcher()
     sources = Following(now.registry, now.routes, ACME).sources()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from portakernel.cli.interrupting import interrupted_once
 from portakernel.cli.options import COMMAND_LINE, Deny, DTypes, FirstDevice, Json, OnlyKernels, Output, Shapes, Values
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def command(
     measures what a workload calls, as `portakernel record` writes it.
 
     Exits with 0 when all that ran was right, 1 when a kernel was wrong or raised, or none was timed, 130 when
-    interrupted.
+    interrupted by Ctrl-C or SIGTERM: what was measured until then is shown.
 
     For example:
 
@@ -77,7 +78,7 @@ def command(
         portakernel bench --drawn 60 --seed 7 --backward
         portakernel bench rms_norm --launch --plugin triton --json
     """
-    from portakernel.cli.calls_file import load_calls
+    from portakernel.cli.calls_file import calls_on, load_calls
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.contracts import contracts
     from portakernel.deciding.explaining import first_device
@@ -115,7 +116,8 @@ def command(
         if any(words) or launch or quick or drawn:
             text = "lists whole calls; leave out --shape, --dtype, --set, --launch, --quick and --drawn"
             raise ArgumentValueError(f"bench: {calls} {text}")
-        questions = questions_of([call for call in load_calls(calls) if not ops or call.op in ops], where)
+        listed = (call for call in load_calls(calls) if not ops or call.op in ops)
+        questions = questions_of(calls_on(listed, where, calls), where)
     else:
         questions = asked_for.questions(asked, where)
     if plot:
@@ -128,18 +130,20 @@ def command(
     run = _Run(where, admitted, options, output, shows=not json)
     if idle and not json:
         run.out.line(f"not drawn: {_no_gradients(idle)}")
-    try:
-        if launch:
-            run.launches(questions)
-        else:
-            run.cells(
-                questions, forward=not no_forward, backward=backward, builds=build, chosen_sizes=bool(shape or calls)
-            )
-    except KeyboardInterrupt:
-        pass
-    finally:
-        now.context_layers.reset(token)
-    raise typer.Exit(run.end(before, plot=plot))
+    phases = {"forward": not no_forward, "backward": backward}
+    with interrupted_once() as close:
+        try:
+            if launch:
+                run.launches(questions)
+            else:
+                run.cells(questions, **phases, builds=build, chosen_sizes=bool(shape or calls))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            now.context_layers.reset(token)
+        close()
+        status = run.end(before, plot=plot)
+    raise typer.Exit(status)
 
 
 class _Run:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from portakernel.cli.interrupting import interrupted_once
 from portakernel.cli.options import FoundDevice, Json, OnlyKernels, OnlyOp, OnlyPlugin, Seed
 from portakernel_kit.cli.check.report import NOT_READY, modes_of, print_result, print_summary, summarise
-from portakernel_kit.cli.interrupting import interrupted_once
 
 if TYPE_CHECKING:
     from portakernel.deciding.dispatcher import Dispatcher
