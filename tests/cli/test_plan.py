@@ -456,8 +456,10 @@ def test_without_a_regime_the_one_that_decides_here_is_exported(
     refused = run(*words)
     assert (refused.status, refused.err) == (
         2,
-        "portakernel: plan export: PORTAKERNEL_TUNING is off, and nothing that was measured decides; give --regime to"
-        " say whose times the plan takes, or unset it\n",
+        (
+            "portakernel: plan export: PORTAKERNEL_TUNING is off, and nothing that was measured decides; give --regime"
+            " to say whose times the plan takes, or unset it\n"
+        ),
     )
     assert run(*words, "--regime", "graph/warm").status == 0
 
@@ -641,6 +643,22 @@ def test_what_check_would_refuse_is_not_locked(
     assert (refused.status, path.read_text(encoding="utf-8")) == (1, before)
     assert "softmax_cpu cannot serve it: denied by PORTAKERNEL_DENY" in " ".join(refused.out.split())
     assert refused.out.endswith("`plan check` would refuse 1 of its entries; nothing is written\n")
+
+
+def test_who_is_denied_where_a_plan_is_locked_is_said(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORTAKERNEL_DENY", "torch")
+    calls, path = tmp_path / "calls.yaml", tmp_path / "plan.yaml"
+    calls.write_text("calls:\n  - {op: softmax, dtype: float32, shape: {x: [4, 64]}}\n", encoding="utf-8")
+    told = "softmax: reference.softmax is locked; torch.softmax_cpu would go first, but for: denied by PORTAKERNEL_DENY"
+    assert run("plan", "lock", str(path), "--calls", str(calls)).out.splitlines()[0] == told
+    path.unlink()
+    assert run("plan", "lock", str(path), "--calls", str(calls), "--json").json["denied"] == [told]
+    path.unlink()
+    monkeypatch.delenv("PORTAKERNEL_DENY")
+    monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
+    assert run("plan", "lock", str(path), "--calls", str(calls), "--json").json["denied"] == []
 
 
 def test_what_a_plan_was_made_with_stays_when_it_is_locked(

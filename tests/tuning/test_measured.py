@@ -92,8 +92,10 @@ def test_notes_say_why_nothing_decides(tmp_path):
         "no sizes near it were measured; the nearest is the record of M 64, N 4096: M 3 is not 64; N 5 is not 4096",
     )
     assert found.notes(one.kind, {"M": 8191, "N": 5}) == (
-        "no sizes near it were measured; the nearest is the record of M 8192, N 4096 (not used: others used the device"
-        " while it was measured): M 8191 is not 8192; N 5 is not 4096",
+        (
+            "no sizes near it were measured; the nearest is the record of M 8192, N 4096 (not used: others used the"
+            " device while it was measured): M 8191 is not 8192; N 5 is not 4096"
+        ),
     )
     nothing = "no call of this kind was measured on such a device"
     assert found.notes(replace(one.kind, phase="training"), one.dims) == (

@@ -13,6 +13,7 @@ from portakernel.cli.plan.apart import dispatcher_apart
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
+    from portakernel.deciding.decision import Decision
     from portakernel.deciding.dispatcher import Dispatcher
     from portakernel.plan import Place, Plan
     from portakernel.tuning.choices import Choice
@@ -72,7 +73,7 @@ def command(
     if file.exists():
         plan = read_plan(file, now.registry, here=None if place is None else [place.target])
     before, listed = plan, load_calls(calls)
-    added, unserved = _uncovered(now, plan, listed, place)
+    added, unserved, denied = _uncovered(now, plan, listed, place)
     where, kept, refused = output or file, sum(1 for _ in plan.entries()), list[str]()
     if not unserved:
         whole = {at: [*_choices(plan, at), *choices] for at, choices in added.items() if choices}
@@ -107,6 +108,7 @@ def command(
             for at, choices in added.items()
             for choice in choices
         ],
+        "denied": denied,
         "unserved": unserved,
         "refused": refused,
     }
@@ -144,8 +146,8 @@ def _choices(plan: Plan, place: Place) -> list[Choice]:
 
 def _uncovered(
     now: Dispatcher, plan: Plan, calls: Sequence[Call], place: Place | None
-) -> tuple[dict[Place, list[Choice]], list[str]]:
-    """For each place of calls a choice for each that nothing covers, and the calls that no kernel serves."""
+) -> tuple[dict[Place, list[Choice]], list[str], list[str]]:
+    """For each place of calls a choice for each that nothing covers; the calls that no kernel serves; who is denied."""
     from portakernel.cli.plan.call_requests import requests_of
     from portakernel.deciding.explaining import decide_as_called
     from portakernel.tuning.choices import Choice
@@ -153,7 +155,7 @@ def _uncovered(
     from portakernel.words.target import Target
 
     added: dict[Place, list[Choice]] = {}
-    unserved = list[str]()
+    unserved, denied = list[str](), dict[str, None]()
     for call in calls:
         if call.kernel is not None:
             continue
@@ -168,9 +170,21 @@ def _uncovered(
             if decision.chosen is None:
                 unserved.append(f"{request}: {decision.why}")
                 continue
+            denied |= dict.fromkeys(filter(None, [_denied(decision, decision.chosen.name)]))
             bounds = {name: (int(size), int(size)) for name, size in request.dims.items()}
             new.append(Choice(decision.chosen.name, kind, bounds, "", f"locked: {decision.why}"))
-    return added, unserved
+    return added, unserved, list(denied)
+
+
+def _denied(decision: Decision, chosen: str) -> str:
+    """Who would serve in place of the chosen kernel, but for wishes that hold in this process; empty for nobody."""
+    from portakernel.claims.capability import ReasonCode
+
+    for name in decision.passed_over:
+        rejections = decision.candidate(name).rejections
+        if {rejection.code for rejection in rejections} == {ReasonCode.DENIED_BY_POLICY}:
+            return f"{decision.request.op}: {chosen} is locked; {name} would go first, but for: {rejections[0].text}"
+    return ""
 
 
 def _place(now: Dispatcher, call: Call) -> tuple[Place, Device]:
@@ -205,6 +219,8 @@ def _print(out: Page, answer: dict[str, Any]) -> None:
         (one["target"], one["op"], one["phase"], _dtypes(one["dtypes"]), _values(one), one["kernel"])
         for one in answer["added"]
     ]
+    for text in answer["denied"]:
+        out.line(text, "doubt")
     if rows:
         out.table(rows, ("target", "op", "phase", "dtype", "sizes", "kernel"), indent=2)
     out.line(f"{answer['plan']}: {answer['kept']} entries kept, {len(rows)} added; lock: everything", "good")
