@@ -5,7 +5,7 @@ It waits for a block's ``full`` barrier, and arrives at ``empty`` when the block
 Sums of float8 products that the tensor cores make are of fewer bits: 128 terms, and no more. One consumer adds them up,
 times their scales, while the other one's products are on.
 """
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
 # Python's types do not see that Gluon iterates over its ranges, nor what it compiles with.
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
 """Tiles of the grouped products' Hopper kernel: which there are, and which rows and columns they have."""
+# pyright: reportAssignmentType=false
+# Python's types do not see what Gluon compiles with.
 
 from __future__ import annotations
 
