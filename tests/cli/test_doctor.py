@@ -17,10 +17,11 @@ import pytest
 from portakernel import __version__
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.request import Phase
-from portakernel.cli.doctor import diagnosis
-from portakernel.cli.doctor.diagnosis import Diagnosis, Readiness, find_compiler
+from portakernel.cli.doctor import missing
+from portakernel.cli.doctor.diagnosis import Diagnosis, Readiness
 from portakernel.cli.doctor.faults import REMEDIES
 from portakernel.cli.doctor.findings import findings
+from portakernel.cli.doctor.missing import find_compiler
 from portakernel.config import VARIABLES, Config
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
@@ -639,10 +640,10 @@ def test_a_third_partys_kernel_that_waits_does_not_count_as_serving(
 def test_pythons_headers_are_missed_beside_a_gpu_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, torch_device: str, missed: bool
 ) -> None:
-    monkeypatch.setattr(diagnosis.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(missing.sysconfig, "get_path", lambda _: str(tmp_path))
     devices = (Device(Target("nvidia", "sm_90"), "H200", torch_device),)
-    found = [lack.what for lack in diagnosis._missing(Dispatcher(), devices, ("cc", "cc 12"))]
+    found = [lack.what for lack in missing.missing(Dispatcher(), devices, ("cc", "cc 12"))]
     what = "Python's C headers are not here, and Triton's launchers on nvidia include them"
     assert (what in found) is missed
     (tmp_path / "Python.h").touch()
-    assert what not in [lack.what for lack in diagnosis._missing(Dispatcher(), devices, ("cc", "cc 12"))]
+    assert what not in [lack.what for lack in missing.missing(Dispatcher(), devices, ("cc", "cc 12"))]

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
-import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from portakernel import __version__
 from portakernel.claims.capability import ReasonCode, Rejection
-from portakernel.claims.request import Phase, Request
-from portakernel.cli.advice import install_command, pip_command
+from portakernel.claims.request import Phase
 from portakernel.cli.doctor.faults import location, remedy
+from portakernel.cli.doctor.missing import Missing, claims, find_compiler, missing
 from portakernel.config import VARIABLES, Config, unknown_variables
 from portakernel.contracts import contract, contracts, shipped
 from portakernel.deciding.asking import ask
@@ -24,8 +20,7 @@ from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import Layer, intern_policy, make_layer
 from portakernel.deciding.readiness import installed_version
 from portakernel.deciding.unmet import Unmet, skipped_preferences, unknown_names
-from portakernel.errors import ConfigError, PortakernelError, UnknownNameError, nearest
-from portakernel.manifest.models import PluginManifest
+from portakernel.errors import ConfigError, PortakernelError, UnknownNameError
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import Broken, Package
 from portakernel.runtime import dispatcher
@@ -35,15 +30,6 @@ from portakernel.words.target import Device
 _ELSEWHERE = {ReasonCode.VENDOR, ReasonCode.ARCH}
 # Of a device's coverage; what forward-mode derivatives need is not counted.
 PHASES = (Phase.INFERENCE, Phase.TRAINING, Phase.BACKWARD)
-_COMPILERS = ("cc", "gcc", "clang")
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Something that would let more run here; the rest works without."""
-
-    what: str
-    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +205,7 @@ class Diagnosis:
     def serves_here(self, package: Package) -> bool:
         """Whether one of a package's kernels is for a device here, whatever else it needs."""
         names, now = self.kernels(package), self.dispatcher
-        return any(_claims(now, now.registry.kernels[name], device) for name in names for device in self.devices)
+        return any(claims(now, now.registry.kernels[name], device) for name in names for device in self.devices)
 
     def coverage(self) -> list[Coverage]:
         """Which ops have more than the reference, on each device that torch reaches."""
@@ -280,29 +266,12 @@ def examine() -> Diagnosis:
     _call_commands(now)
     compiler = find_compiler()
     broken = tuple(now.registry.manager.broken)
-    return Diagnosis(now, config_error, devices, readiness, broken, tuple(_missing(now, devices, compiler)), compiler)
+    return Diagnosis(now, config_error, devices, readiness, broken, tuple(missing(now, devices, compiler)), compiler)
 
 
 def environment() -> dict[str, str]:
     """The ``PORTAKERNEL_*`` variables that are set and known."""
     return {variable.name: os.environ[variable.name] for variable in VARIABLES if os.environ.get(variable.name)}
-
-
-def find_compiler() -> tuple[str, str] | None:
-    """The C compiler of this host (``$CC``, or the first that is on the path) and the first line of its version."""
-    wanted = os.environ.get("CC", "").split()[:1]
-    for command in (*wanted, *_COMPILERS):
-        if shutil.which(command) is None:
-            continue
-        try:
-            asked = subprocess.run(
-                [command, "--version"], capture_output=True, text=True, errors="replace", timeout=20, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        if asked.returncode == 0:
-            return command, (asked.stdout.strip().splitlines() or [""])[0]
-    return None
 
 
 def _readiness(now: Dispatcher, kernel: Kernel, device: Device) -> Readiness | None:
@@ -330,73 +299,6 @@ def _call_commands(now: Dispatcher) -> None:
     import typer
 
     now.registry.manager.call("portakernel_cli", app=typer.Typer())
-
-
-def resting_for(manifest: PluginManifest, *, serves_here: bool = True) -> tuple[str, ...]:
-    """The modules that a plugin rests without; none where it does not rest.
-
-    They are those that nobody has to have, and of a plugin that serves no device here all but torch.
-    """
-    rests = manifest.requires.optional or not serves_here
-    wanted = [module for module in manifest.requires.modules if rests and module != "torch"]
-    return tuple(module for module in wanted if installed_version(module) is None)
-
-
-def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, str] | None) -> list[Missing]:
-    found = []
-    if torch_build.installed() is None:
-        found.append(Missing("torch is not installed: nothing can run", pip_command("torch", ">=2.11")))
-    found += _missing_modules(now, devices)
-    spaces = now.registry.spaces
-    claimed = {
-        (kernel.plugin, vendor)
-        for kernel in now.registry.kernels.values()
-        for _, capability in kernel.variants
-        for vendor in capability.targets
-        if vendor not in spaces and vendor != "*"
-    }
-    for plugin, vendor in sorted(claimed):
-        what = f"plugin {plugin} claims vendor {vendor!r}, which no installed backend has; {nearest(vendor, spaces)}"
-        found.append(Missing(what, "install its backend, or mend the name"))
-    for device in devices:
-        if device.torch_device is None:
-            why, _, advice = device.note.partition(": ")
-            what = f"torch cannot reach {device.name} ({device.target})" + (f": {why}" if why else "")
-            found.append(Missing(what, advice or "install a build of torch that can"))
-    if compiler is None:
-        found.append(Missing("there is no C compiler, and Triton needs one to launch kernels", "install gcc or clang"))
-    on_gpus = sorted({str(d.target.vendor) for d in devices if d.torch_device and d.torch_device.startswith("cuda")})
-    if on_gpus and not Path(sysconfig.get_path("include"), "Python.h").exists():
-        what = f"Python's C headers are not here, and Triton's launchers on {on_gpus[0]} include them"
-        found.append(
-            Missing(what, "install python3-dev (Debian, Ubuntu), python3-devel (Fedora), or your Python's own")
-        )
-    return found
-
-
-def _missing_modules(now: Dispatcher, devices: Sequence[Device]) -> Iterator[Missing]:
-    """What plugins need, of those that could serve a device here: the others rest."""
-    needs: dict[tuple[str, str], dict[frozenset[str], Missing]] = {}
-    for kernel in now.registry.kernels.values():
-        if any(installed_version(module) is None for module in kernel.optional):
-            continue
-        if not any(_claims(now, kernel, device) for device in devices):
-            continue
-        for rejection in now.readiness.not_installed(kernel):
-            module = rejection.parameter or ""
-            versions = frozenset(kernel.requires.get(module, "").replace(" ", "").split(","))
-            what = f"plugin {kernel.plugin} {rejection.text}"
-            needs.setdefault((kernel.plugin, module), {})[versions] = Missing(what, install_command(kernel, module))
-    for (_, module), several in needs.items():
-        # who has what a kernel bounds more narrowly has what its plugin needs
-        told = (one for versions, one in several.items() if not any(versions < others for others in several))
-        yield from told if module != "torch" else ()
-
-
-def _claims(now: Dispatcher, kernel: Kernel, device: Device) -> bool:
-    """Whether a kernel is for such hardware, whatever else it needs."""
-    anything = Request(kernel.op, device.target)
-    return any(one.serving_target(anything, now.registry.spaces) is not None for _, one in kernel.variants)
 
 
 def _package_json(package: Package) -> dict[str, Any]:

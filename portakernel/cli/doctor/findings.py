@@ -13,8 +13,9 @@ from typing import Any, Literal
 from portakernel.claims.capability import ReasonCode
 from portakernel.cli.advice import advice, pip_command
 from portakernel.cli.doctor.absence import absence
-from portakernel.cli.doctor.diagnosis import Coverage, Diagnosis, PhaseCoverage, Readiness, environment, resting_for
+from portakernel.cli.doctor.diagnosis import Coverage, Diagnosis, PhaseCoverage, Readiness, environment
 from portakernel.cli.doctor.faults import location, remedy
+from portakernel.cli.doctor.missing import resting_for
 from portakernel.cli.doctor.stores import Holdings, holdings
 from portakernel.config import VARIABLES, Config, unknown_variables
 from portakernel.deciding.policies import Scope
