@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from portakernel.contract.case import Case, Draw
 from portakernel.contract.choices import choosers, chosen, dtype_of, picked
-from portakernel.contract.format_advice import for_calls
+from portakernel.contract.format_advice import for_bytes, for_calls
 from portakernel.contract.grids import Grid
 from portakernel.contract.near_misses import answer
 from portakernel.contract.parameter import Parameter
@@ -252,7 +252,7 @@ class Contract:
             more = name == self.in_float64
             if found not in accepted and not (more and found == FLOAT64) and all(entry in DTYPES for entry in accepted):
                 wide = f", or {FLOAT64}, which the reference serves" if more else ""
-                advice = wide + (for_calls(whole, found, name) if whole is not None else "")
+                advice = wide + for_bytes(found, name, accepted) + (for_calls(whole, found, name) if whole is not None else "")
                 raise ArgumentTypeError(f"{self.op}: {name} is {found}; it must be {' or '.join(accepted)}{advice}")
 
     # --- shapes ----------------------------------------------------------------------------------------------------

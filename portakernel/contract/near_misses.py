@@ -144,6 +144,10 @@ _OF_OP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(("block_size", "alignment"), ("block",)),
         **dict.fromkeys(("n_experts", "num_local_experts"), ("num_experts",)),
     },
+    **dict.fromkeys(
+        ("int4_mm", "pack_int4"),
+        {"g_idx": ("order",), "group_size": ("group",), "qweight": ("weight",), "qzeros": ("zeros",)},
+    ),
     "merge_attention": {
         **dict.fromkeys(("v_a", "prefix_output", "out_a"), ("a",)),
         **dict.fromkeys(("s_a", "prefix_lse"), ("lse_a",)),

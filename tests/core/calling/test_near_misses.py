@@ -89,6 +89,17 @@ def refused(call: Callable[[], object], kind: type[PortakernelError] = Portakern
             "merge_attention: unknown argument 'suffix_output'; here it is called 'b'",
         ),
         (
+            lambda: ops.int4_mm(X, X, X, g_idx=X),
+            "int4_mm: unknown argument 'g_idx'; here it is called 'order'",
+        ),
+        (
+            lambda: ops.pack_int4(qweight=X, scales=X, order=X, qzeros=X, group_size=128),
+            (
+                "pack_int4: unknown argument 'qweight'; here it is called 'weight'; unknown argument 'qzeros'; here it"
+                " is called 'zeros'; unknown argument 'group_size'; here it is called 'group'"
+            ),
+        ),
+        (
             lambda: ops.merge_attentions(v=X[None, None], lses=X),
             (
                 "merge_attentions: unknown argument 'v'; here it is called 'outs': the parts come first, (R, S, H, E),"

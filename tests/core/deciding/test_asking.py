@@ -245,6 +245,32 @@ def test_a_dtype_that_goes_with_other_scale_formats_is_refused_with_those(op, by
     assert ask(contract(op), HERE, dtypes={first: "float4_e2m1fn_x2"}, formats="mxfp4").formats
 
 
+@pytest.mark.parametrize(
+    ("op", "dtype", "formats"),
+    [
+        ("grouped_mm", "float8_e5m2", "'row' or 'block'"),
+        ("moe_mlp", "float8_e4m3fn", "'row' or 'block'"),
+    ],
+)
+def test_a_dtype_that_goes_with_other_formats_of_matrices_is_refused_with_those(op, dtype, formats):
+    first = contract(op).names[0]
+    with pytest.raises(ArgumentTypeError) as caught:
+        ask(contract(op), HERE, dtypes={first: dtype})
+    assert str(caught.value) == (
+        f"{op}: {first} is {dtype}; it must be float32 or float16 or bfloat16, or float64, which the reference serves."
+        f" {dtype} goes with format={formats}"
+    )
+
+
+def test_bytes_are_refused_with_the_view_that_others_keep_so():
+    dtypes = {"x": "float32", "w_in": "float4_e2m1fn_x2", "w_out": "float4_e2m1fn_x2"}
+    for name, narrow in (("w_in", "float4_e2m1fn_x2"), ("scale_in", "float8_e8m0fnu")):
+        with pytest.raises(ArgumentTypeError) as caught:
+            ask(contract("moe_mlp"), HERE, dtypes={**dtypes, name: "uint8"}, values={"format": "mxfp4"})
+        text = f"moe_mlp: {name} is uint8; it must be {narrow}; such bytes are {name}.view(torch.{narrow})"
+        assert str(caught.value) == text
+
+
 def test_a_dtype_that_goes_with_no_scale_format_is_refused_without_any():
     with pytest.raises(ArgumentTypeError) as caught:
         ask(contract("quantize_fp4"), HERE, dtypes="float4_e2m1fn_x2")
