@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from portakernel.errors import ArgumentValueError
+from portakernel.errors import ArgumentValueError, DerivativeError
 from portakernel.references import scaled_mm
 from portakernel.tensors.index_values import check_indices, sequence_ends
 
@@ -108,10 +108,10 @@ def backward(
     """Gradients for ``a``, ``b`` and ``bias`` from that of ``y``, summed in float32 and rounded once.
 
     Raises:
-        ArgumentValueError: those of float8 a or b are asked for.
+        DerivativeError: those of float8 a or b are asked for.
     """
     if format != "none" and (needs[0] or needs[1]):
-        raise ArgumentValueError(f"grouped_mm: format is {format!r}; gradients of a and b are those of format='none'")
+        raise DerivativeError(f"grouped_mm: format is {format!r}; gradients of a and b are those of format='none'")
     pieces, shape = _pieces(offsets, a, gather), a.shape
     a = _gathered(a, gather)
     grad_a = _wide(a[:0]).new_zeros(a.shape) if needs[0] else None

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from portakernel.errors import ArgumentValueError
+from portakernel.errors import ArgumentValueError, DerivativeError
 from portakernel.references import quantize_fp8
 from portakernel.references.moe_gates import gated, plainly_gated, slopes
 from portakernel.references.scale_formats import numbers, spread
@@ -204,10 +204,10 @@ def backward(
     """Gradients for ``x``, ``w_in``, ``w_out``, ``weights`` and biases from that of ``y``, each rounded once.
 
     Raises:
-        ArgumentValueError: ``format`` is another than "none".
+        DerivativeError: ``format`` is another than "none".
     """
     if format != "none":
-        raise ArgumentValueError(f"moe_mlp: format is {format!r}; gradients are those of format='none'")
+        raise DerivativeError(f"moe_mlp: format is {format!r}; gradients are those of format='none'")
     choices = experts.shape[1]
     grad_rows = _wide(x).new_zeros((experts.numel(), x.shape[1])) if needs[0] else None
     grad_in = w_in.new_zeros(w_in.shape) if needs[1] else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from portakernel import ops
-from portakernel.errors import ArgumentValueError
+from portakernel.errors import ArgumentValueError, DerivativeError
 from portakernel.references.grouped_mm import backward
 
 
@@ -124,3 +124,11 @@ def test_rows_may_be_gathered_several_times_and_their_gradients_add_up():
     )
     with pytest.raises(IndexError, match=re.escape("grouped_mm: gather holds 9, which is not in [0, M) with M = 9")):
         ops.grouped_mm(a, b, offsets, gather=torch.tensor([0, 0, 9, 3, 3, 3, 1, 0]))
+
+
+def test_gradients_of_float8_are_refused():
+    q, w = (torch.ones(shape).to(torch.float8_e4m3fn) for shape in ((9, 6), (4, 5, 6)))
+    offsets, needs = torch.tensor([0, 3, 3, 8, 9]), (True, False, False, False, False, False, False)
+    text = "grouped_mm: format is 'row'; gradients of a and b are those of format='none'"
+    with pytest.raises(DerivativeError, match=f"^{text}$"):
+        backward(torch.ones(9, 5), q, w, offsets, None, None, format="row", needs=needs)

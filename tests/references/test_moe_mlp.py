@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from portakernel import ops
-from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
+from portakernel.errors import ArgumentValueError, DerivativeError, IndexOutOfRangeError
 from portakernel.references.moe_mlp import backward, plain
 
 
@@ -155,6 +155,17 @@ def test_rows_beside_mxfp4_weights_have_no_scales():
     text = "moe_mlp: scale_out is None with format='mxfp4'; it must be given"
     with pytest.raises(ArgumentValueError, match=re.escape(text)):
         ops.moe_mlp(x, *narrow, torch.ones(5, 1), experts, format="mxfp4", **given)
+
+
+def test_gradients_beside_weights_of_four_bits_are_refused():
+    x, experts = torch.ones(5, 64, requires_grad=True), torch.zeros(5, 1, dtype=torch.int32)
+    w_in, w_out = (torch.zeros(3, 64, n, dtype=torch.uint8).view(torch.float4_e2m1fn_x2) for n in (32, 16))
+    scale_in, scale_out = (torch.ones(3, 64, n).to(torch.float8_e8m0fnu) for n in (2, 1))
+    given: dict[str, Any] = {"scale_in": scale_in, "scale_out": scale_out, "format": "mxfp4"}
+    y = ops.moe_mlp(x, w_in, w_out, torch.ones(5, 1), experts, kernel="reference.moe_mlp", **given)
+    text = "moe_mlp: format is 'mxfp4'; gradients are those of format='none'"
+    with pytest.raises(DerivativeError, match=f"^{re.escape(text)}$"):
+        y.sum().backward()
 
 
 def test_experts_without_tokens_and_tokens_without_experts_have_zero_gradients():
