@@ -193,6 +193,14 @@ def test_kernel_without_a_device_or_mode_is_one_skipped_result():
     assert (only.case, only.aspect, only.status, only.detail) == ("rms_norm[*]", "claim", "skipped", venue.reason)
 
 
+def test_archs_of_several_variants_are_told_once():
+    dispatcher = runtime.dispatcher()
+    kernel = dispatcher.registry.kernels["torch.scaled_mm"]
+    venue = find_venue(dispatcher, kernel, cpu_device(dispatcher))
+    here = cpu_device(dispatcher).target
+    assert venue == Unavailable(f"serves amd gfx950, gfx1200, gfx1201, gfx942, nvidia sm_89+; here: {here}")
+
+
 def test_mode_stands_in_only_for_the_device_that_its_tensors_lie_on():
     pytest.importorskip("triton")
     dispatcher = runtime.dispatcher()

@@ -75,8 +75,7 @@ def find_venue(dispatcher: Dispatcher, kernel: Kernel, device: Device | None = N
         if covered and candidate.torch_device is not None:
             return Venue(candidate.torch_device, (candidate.target,), candidate)
     here = ", ".join(str(candidate.target) for candidate in candidates) or "no device"
-    claimed = ", ".join(sorted({f"{vendor} {s}" for _, c in kernel.variants for vendor, s in c.targets.items()}))
-    reason = f"serves {claimed or 'no target'}; here: {here}"
+    reason = f"serves {_claimed(kernel) or 'no target'}; here: {here}"
     entry = dispatcher.registry.manager.plugins.get(kernel.plugin)
     modes = entry[1].manifest.modes if entry is not None else {}
     name = next((n for n, m in modes.items() if device is None or m.torch_device == device.torch_device), None)
@@ -91,6 +90,15 @@ def find_venue(dispatcher: Dispatcher, kernel: Kernel, device: Device | None = N
     except ImportError as error:
         return Unavailable(f"{reason}; mode {name!r} cannot be loaded: {error}")
     return Venue(mode.torch_device, targets, None, name, mode.allowance_ulp, mode.max_elements, enter)
+
+
+def _claimed(kernel: Kernel) -> str:
+    """The vendors that a kernel's variants are for, each with all of its archs, each arch once."""
+    found: dict[str, list[str]] = {}
+    for _, claim in kernel.variants:
+        for vendor, selector in claim.targets.items():
+            found.setdefault(vendor, []).extend((str(selector),) if selector.exclude else selector.include)
+    return ", ".join(f"{vendor} {', '.join(dict.fromkeys(archs))}" for vendor, archs in sorted(found.items()))
 
 
 def venue_beside(dispatcher: Dispatcher, kernel: Kernel, device: Device | None = None) -> Venue | None:
