@@ -252,7 +252,11 @@ class Contract:
             more = name == self.in_float64
             if found not in accepted and not (more and found == FLOAT64) and all(entry in DTYPES for entry in accepted):
                 wide = f", or {FLOAT64}, which the reference serves" if more else ""
-                advice = wide + for_bytes(found, name, accepted) + (for_calls(whole, found, name) if whole is not None else "")
+                advice = (
+                    wide
+                    + for_bytes(found, name, accepted)
+                    + (for_calls(whole, found, name) if whole is not None else "")
+                )
                 raise ArgumentTypeError(f"{self.op}: {name} is {found}; it must be {' or '.join(accepted)}{advice}")
 
     # --- shapes ----------------------------------------------------------------------------------------------------

@@ -96,6 +96,14 @@ _ADVICE: Mapping[str, str] = {
         "gradients are recorded where a tensor requires them, as after {first}.requires_grad_()",
     ),
 }
+# Checkpoints' names of four-bit weights.
+_FOUR_BITS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("qweight", "weight_packed"), ("weight",)),
+    **dict.fromkeys(("qzeros", "weight_zero_point"), ("zeros",)),
+    **dict.fromkeys(("weight_scale",), ("scales",)),
+    **dict.fromkeys(("g_idx", "weight_g_idx"), ("order",)),
+    **dict.fromkeys(("group_size",), ("group",)),
+}
 # Where a name means something else than elsewhere.
 _OF_OP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "embedding_bag": {**dict.fromkeys(("input", "x"), ("indices",)), "embeddings": ("weight",)},
@@ -144,10 +152,8 @@ _OF_OP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(("block_size", "alignment"), ("block",)),
         **dict.fromkeys(("n_experts", "num_local_experts"), ("num_experts",)),
     },
-    **dict.fromkeys(
-        ("int4_mm", "pack_int4"),
-        {"g_idx": ("order",), "group_size": ("group",), "qweight": ("weight",), "qzeros": ("zeros",)},
-    ),
+    "int4_mm": _FOUR_BITS,
+    "pack_int4": _FOUR_BITS,
     "merge_attention": {
         **dict.fromkeys(("v_a", "prefix_output", "out_a"), ("a",)),
         **dict.fromkeys(("s_a", "prefix_lse"), ("lse_a",)),

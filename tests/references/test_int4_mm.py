@@ -247,7 +247,11 @@ def test_the_gradient_of_x_is_that_of_the_dequantised_layer():
         ),
         ({"group": 48}, ArgumentValueError, "group must be 32 or 64 or 128 or -1 or 0; this is 48"),
         ({"group": 128.0}, ArgumentTypeError, "group must be 32 or 64 or 128 or -1 or 0; this is float 128.0"),
-        ({"layout": "packed_mma"}, ArgumentTypeError, "zeros is int32; it must be uint8. int32 goes with layout='gptq' or 'awq' or 'ct'"),
+        (
+            {"layout": "packed_mma"},
+            ArgumentTypeError,
+            "zeros is int32; it must be uint8. int32 goes with layout='gptq' or 'awq' or 'ct'",
+        ),
     ],
 )
 def test_what_does_not_fit_a_layout_is_told(changed, error, text):
