@@ -637,11 +637,11 @@ def int4_mm(
     N) scales; without order of ceil(K/G) columns each. order, activation ordering: in layouts of checkpoints (K,),
     the group of each column (g_idx), each below the number of groups. In packed ones columns are sorted by group, and
     order says which column of x each is: (K,), groups being k // group in that order; or for group 0 (2, K), below it
-    their groups. Weights are dequantised in float32, or rounded once to x's dtype; scales are used as they are, in
-    whatever dtype beside x's, never in one with fewer bits or a smaller range than both. Products are summed in
-    float32, bias is added, and the result is rounded once. x alone has a gradient. Not guaranteed: equal bits from
-    different kernels; anything where order is out of range; which results are NaN and which infinite in a row of x
-    with an infinity.
+    their groups. Weights are dequantised in float32, or rounded once to x's dtype, in which one beyond its range
+    overflows whatever the scales' dtype; scales are used as they are, in whatever dtype beside x's, never in one with
+    fewer bits or a smaller range than both. Products are summed in float32, bias is added, and the result is rounded
+    once. x alone has a gradient. Not guaranteed: equal bits from different kernels; anything where order is out of
+    range; which results are NaN and which infinite in a row of x with an infinity.
 
     Args:
         x: (..., K), float32 or float16 or bfloat16, or float64, which the reference alone serves.
@@ -989,14 +989,16 @@ def moe_mlp(
     has zeros. format='row' and 'block' are for float8 x, w_in and w_out, with scales that multiply: scale_x: (T, 1),
     scale_in: (E, 2I, 1) and scale_out: (E, H, 1), or of blocks of 128 scale_x: (T, ceil(H/128)), scale_in: (E,
     ceil(2I/128), ceil(H/128)) and scale_out: (E, ceil(H/128), ceil(I/128)), as quantize_fp8 gives them for row,
-    block_1x128 and, of each matrix, block_128x128. Gated rows are then quantised too, by row or by 128 numbers of
-    one, and y is bfloat16. format='mxfp4' has weights of four bits alone, beside x as it is: w_in (E, 2I, H/2) and
-    w_out (E, H, I/2) of float4_e2m1fn_x2, scale_in: (E, 2I, ceil(H/32)) and scale_out: (E, H, ceil(I/32)) of
-    float8_e8m0fnu, as quantize_fp4 gives them. Weights times their scales may be rounded to x's dtype. There are
-    gradients for format='none' alone. Scales that a format has not, or lacks, are refused (ArgumentValueError). Not
-    guaranteed: equal bits from different kernels, or for a token among other tokens; all 24 bits of float32 products
-    where torch.backends.cuda.matmul allows fewer; any result for experts below -1 or from E on (refused with
-    PORTAKERNEL_CHECKS=1).
+    block_1x128 and, of each matrix, block_128x128. y is bfloat16 then. A kernel quantises gated rows too, by row or
+    by 128 numbers of one; the reference leaves them as they are. The tolerance has room for that: for each row of y
+    twice the distance, from the float64 formula without it, of layers in bfloat16 whose gated rows are quantised so.
+    format='mxfp4' has weights of four bits alone, beside x as it is: w_in (E, 2I, H/2) and w_out (E, H, I/2) of
+    float4_e2m1fn_x2, scale_in: (E, 2I, ceil(H/32)) and scale_out: (E, H, ceil(I/32)) of float8_e8m0fnu, as
+    quantize_fp4 gives them. Weights times their scales may be rounded to x's dtype. There are gradients for
+    format='none' alone. Scales that a format has not, or lacks, are refused (ArgumentValueError), and so is E = 0,
+    even without tokens. Not guaranteed: equal bits from different kernels, or for a token among other tokens; all 24
+    bits of float32 products where torch.backends.cuda.matmul allows fewer; any result for experts below -1 or from E
+    on (refused with PORTAKERNEL_CHECKS=1).
 
     Args:
         x: (T, H), float32 or float16 or bfloat16 or float8_e4m3fn or float8_e4m3fnuz, or float64, which the reference
@@ -1058,10 +1060,11 @@ def moe_route(
     best are chosen from: by the largest number that decides, or with a bias by the sum of the two largest. Ties go to
     the lower expert and the lower group. NaN counts as -inf, in logits and in what decides. Guaranteed, whatever
     logits and bias are: a row's experts are different, and from 0 to E-1, in kept groups; a row of nothing but -inf
-    or NaN has weights 0. A logit of inf has all the weight, which several share equally. Everything is computed in
-    float32. Gradients of weights go to logits, and the choice counts as given. Not guaranteed: the order of experts,
-    and which of them are chosen, where rounding decides between score + bias of two; equal bits from different
-    kernels; weights and gradients that are subnormal in float32.
+    or NaN has weights 0. With softmax and softmax_of_chosen a logit of inf has all the weight, which several share
+    equally; with sigmoid its score is 1. Everything is computed in float32. Gradients of weights go to logits, and
+    the choice counts as given. Not guaranteed: the order of experts, and which of them are chosen, where rounding
+    decides between score + bias of two; equal bits from different kernels; weights and gradients that are subnormal
+    in float32.
 
     Args:
         logits: (..., E), float32 or float16 or bfloat16, or float64, which the reference alone serves.
@@ -1111,9 +1114,10 @@ def moe_sort(
     up,) has the expert of each block, -1 behind the last one, and total: (1,) is offsets[num_experts]: as vLLM's
     moe_align_block_size has them, of which order is sorted_token_ids and total num_tokens_post_pad. capacity, the
     size of order, has to be enough for whatever experts there are, T * K + min(num_experts, T * K) * (block - 1) with
-    blocks: shapes never depend on the experts, and a captured graph sorts others. A row may have an expert twice.
-    Equal bits from all kernels: there is one result. Not guaranteed: any result for experts below -1 or from
-    num_experts on (refused with PORTAKERNEL_CHECKS=1); kernels of portakernel's leave them out, as -1.
+    blocks: shapes never depend on the experts, and a captured graph sorts others. T * K and capacity are 2**30 at
+    most, for kernels that number assignments in 32 bits. A row may have an expert twice. Equal bits from all kernels:
+    there is one result. Not guaranteed: any result for experts below -1 or from num_experts on (refused with
+    PORTAKERNEL_CHECKS=1); kernels of portakernel's leave them out, as -1.
 
     Args:
         experts: (T, K), int32 or int64.

@@ -56,10 +56,11 @@ CONTRACT = Contract(
         " groups_kept best are chosen from: by the largest number that decides, or with a bias by the sum of the two"
         " largest. Ties go to the lower expert and the lower group. NaN counts as -inf, in logits and in what decides."
         " Guaranteed, whatever logits and bias are: a row's experts are different, and from 0 to E-1, in kept groups; a"
-        " row of nothing but -inf or NaN has weights 0. A logit of inf has all the weight, which several share"
-        " equally. Everything is computed in float32. Gradients of weights go to logits, and the choice counts as"
-        " given. Not guaranteed: the order of experts, and which of them are chosen, where rounding decides between"
-        " score + bias of two; equal bits from different kernels; weights and gradients that are subnormal in float32."
+        " row of nothing but -inf or NaN has weights 0. With softmax and softmax_of_chosen a logit of inf has all the"
+        " weight, which several share equally; with sigmoid its score is 1. Everything is computed in float32."
+        " Gradients of weights go to logits, and the choice counts as given. Not guaranteed: the order of experts, and"
+        " which of them are chosen, where rounding decides between score + bias of two; equal bits from different"
+        " kernels; weights and gradients that are subnormal in float32."
     ),
     tensors=(
         TensorArgument("logits", ("*M", "E"), ("float32", "float16", "bfloat16")),

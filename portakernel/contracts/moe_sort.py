@@ -62,9 +62,10 @@ CONTRACT = Contract(
         " offsets[num_experts]: as vLLM's moe_align_block_size has them, of which order is sorted_token_ids and total"
         " num_tokens_post_pad. capacity, the size of order, has to be enough for whatever experts there are, T * K +"
         " min(num_experts, T * K) * (block - 1) with blocks: shapes never depend on the experts, and a captured graph"
-        " sorts others. A row may have an expert twice. Equal bits from all kernels: there is one result. Not"
-        " guaranteed: any result for experts below -1 or from num_experts on (refused with PORTAKERNEL_CHECKS=1);"
-        " kernels of portakernel's leave them out, as -1."
+        " sorts others. T * K and capacity are 2**30 at most, for kernels that number assignments in 32 bits. A row may"
+        " have an expert twice. Equal bits from all kernels: there is one result. Not guaranteed: any result for"
+        " experts below -1 or from num_experts on (refused with PORTAKERNEL_CHECKS=1); kernels of portakernel's leave"
+        " them out, as -1."
     ),
     tensors=(
         TensorArgument(
