@@ -198,6 +198,20 @@ def refusals() -> Counter[str]:
     return Counter({f"{row.op}: {row.refused}": row.calls for row in integration.report() if row.refused})
 
 
+def check_device(device: str) -> None:
+    """Refuses a device that torch cannot use here, before models are made for it.
+
+    Raises:
+        typer.BadParameter: torch can put no tensor there.
+    """
+    try:
+        torch.ones(1, device=device).item()  # a device that is only a name, as meta, has no values
+    except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts that it has it
+        why = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+        text = f"torch cannot use {device!r} here ({why}); name a device that it can, as in --device cpu"
+        raise typer.BadParameter(text, param_hint="--device") from error
+
+
 def main(
     device: Annotated[str | None, typer.Option(help="torch device [default: cuda where torch has it, or cpu]")] = None,
     prompt: Annotated[int, typer.Option(min=1, help="tokens of the prompt")] = 12,
@@ -206,6 +220,7 @@ def main(
 ) -> None:
     """Compares both models."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
     if device == "cpu":
         torch.set_num_threads(1)  # to share such small tensors among threads takes longer than to compute
     # the table says which kernels serve

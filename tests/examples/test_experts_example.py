@@ -114,3 +114,20 @@ def test_layers_that_are_left_to_the_model_are_found(run: Run) -> None:
         for op, left in (("moe_route", 18), ("moe_mlp", 10)):
             assert f"{model}: {op}: portakernel served 0 of 10 calls" in ran.stderr
             assert f"{model}: {left} calls were left to the model: {op}: dtype torch.float32: the op" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")),
+        "meta",
+        "toaster",
+    ],
+)
+def test_a_device_that_torch_cannot_use_is_told_in_a_sentence(run: Run, device: str) -> None:
+    ran = run("--device", device)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    told = " ".join(ran.stderr.replace("│", " ").split())
+    assert f"--device: torch cannot use '{device}' here (" in told
+    assert "name a device that it can, as in --device cpu" in told
+    assert "Traceback" not in ran.stderr
