@@ -23,6 +23,7 @@ from portakernel.calling.launcher import can_be_captured, launch_source
 from portakernel.calling.observers import tell_blocks, tell_process
 from portakernel.calling.outputs import check_outs, overwritten
 from portakernel.calling.public import traced
+from portakernel.calling.value_checks import explains
 from portakernel.claims.request import Phase
 from portakernel.deciding.decision import Decision
 from portakernel.deciding.kernel_argument import strictly
@@ -103,7 +104,8 @@ def _launch(caller: OpCaller, placement: Placement) -> tuple[LaunchSource, dict[
     """
     request = placement.decision.request
     launch, names = launch_source(caller.contract, placement.kernel, request, caller.dispatcher)
-    if caller.checks_values or not can_be_captured(placement.kernel, request, caller.dispatcher):
+    looks = caller.checks_values or explains(caller.contract, request)
+    if looks or not can_be_captured(placement.kernel, request, caller.dispatcher):
         launch = LaunchSource(CallSource("_run", (*caller.arguments.names, *caller.arguments.parameters, "out")))
     return launch, {**names, "_run": placement.run, "_recorded": placement.profiled}
 

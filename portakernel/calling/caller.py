@@ -32,7 +32,7 @@ from portakernel.calling.key_table import KeyTable, Placement, remember_few
 from portakernel.calling.launcher import launcher
 from portakernel.calling.observers import of_process
 from portakernel.calling.outputs import check_outs, completed, copy_into, existing, overwritten
-from portakernel.calling.value_checks import checked
+from portakernel.calling.value_checks import checked, explained, explains
 from portakernel.claims.capability import CannotRun, Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract
@@ -200,6 +200,8 @@ class OpCaller:
         run = launcher(self.contract, decision.chosen, request, self.dispatcher)
         if self.checks_values:
             run = checked(self.contract, request, run)
+        elif explains(self.contract, request):
+            run = explained(self.contract, request, run)
         above = None if policy is self.dispatcher.process_policy else policy
         return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}), fallback=fallback, policy=above)
 

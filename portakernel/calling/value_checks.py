@@ -1,7 +1,9 @@
 """What ``PORTAKERNEL_CHECKS=1`` looks at before each call: the numbers in tensors for which a contract has a rule.
 
 The answer is read on the host, which waits for the device. A placement's kernel is wrapped where the placement is made,
-so that every way to a kernel looks, and no generated source changes; without the variable nothing is wrapped.
+so that every way to a kernel looks, and no generated source changes. Without the variable nothing is wrapped but, on
+the CPU, kernels of four-bit weights, where PyTorch's operators refuse a column or group without saying whose it is:
+what they were given is looked at once they have failed.
 """
 
 from __future__ import annotations
@@ -42,6 +44,28 @@ def checked(contract: Contract, request: Request, run: Callable[..., Any]) -> Ca
         return run(*arguments)
 
     return looked_at
+
+
+def explains(contract: Contract, request: Request) -> bool:
+    """Whether what a kernel was given is looked at after it has failed."""
+    if request.phase is Phase.BACKWARD or request.target.vendor != "cpu":
+        return False
+    return any(isinstance(tensor.rule, Groups) for tensor in contract.tensors)
+
+
+def explained(contract: Contract, request: Request, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, a launcher for such a request, whose failure is told by the numbers that it comes from, if it does."""
+    names = signature(contract, request.phase)
+
+    @wraps(run)
+    def launch(*arguments: Any) -> Any:
+        try:
+            return run(*arguments)
+        except (IndexError, RuntimeError):
+            check_values(contract, dict(zip(names, arguments, strict=True)))
+            raise
+
+    return launch
 
 
 def check_values(contract: Contract, arguments: dict[str, Any]) -> None:

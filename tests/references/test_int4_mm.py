@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import portakernel
 from portakernel import ops
+from portakernel.calling.value_checks import explained, explains
+from portakernel.contracts import contract
 from portakernel.contracts.int4_mm import GROUPS, ZEROS
-from portakernel.errors import ArgumentTypeError, ArgumentValueError
+from portakernel.deciding.asking import ask
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, IndexOutOfRangeError
 from portakernel.references import int4_mm, pack_int4
 from portakernel.words.int4_layouts import INT4_LAYOUTS, PACKED
+from portakernel.words.target import Target
 
 CHECKPOINTS = tuple(name for name in INT4_LAYOUTS if name not in PACKED)
 
@@ -259,6 +265,51 @@ def test_what_does_not_fit_a_layout_is_told(changed, error, text):
     given = {"x": torch.ones(2, 256), "weight": weight, "scales": scales, "zeros": zeros, **changed}
     with pytest.raises(error, match=f"^int4_mm: {text}$"):
         ops.int4_mm(given.pop("x"), given.pop("weight"), given.pop("scales"), given.pop("zeros"), **given)
+
+
+WAYS: dict[str, Any] = {
+    "called": ops.int4_mm,
+    "bound": lambda *given, **values: portakernel.bind("int4_mm", *given, **values)(*given),
+    "recorded": lambda x, *given, **values: ops.int4_mm(x.requires_grad_(), *given, **values),
+}
+
+
+@pytest.mark.parametrize("kernel", ["reference.int4_mm", "torch.int4_mm_decoded"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("layout", "group", "order", "text"),
+    [
+        ("gptq", 128, [0] * 7 + [2] + [1] * 248, "order[7] is 2; it must be in [0, 2), the groups of scales"),
+        ("ct", 128, [-1] + [1] * 255, "order[0] is -1; it must be in [0, 2), the groups of scales"),
+        ("packed_mma", 128, [*range(255), 256], "order[255] is 256; it must be in [0, 256), the columns"),
+        (
+            "packed_mma",
+            0,
+            [list(range(256)), [0] * 255 + [2]],
+            "order[1, 255] is 2; it must be in [0, 2), the groups of scales",
+        ),
+    ],
+    ids=["group", "negative", "column", "group of any size"],
+)
+def test_an_order_that_is_out_of_range_is_told_on_the_cpu(layout, group, order, text, way, kernel):
+    weight, scales, zeros = checkpoint(layout, 16, 256, 2)
+    given = torch.ones(3, 256), weight, scales, zeros, torch.tensor(order, dtype=torch.int32)
+    with pytest.raises(IndexOutOfRangeError, match=f"^int4_mm: {re.escape(text)}$"):
+        WAYS[way](*given, layout=layout, group=group, kernel=kernel)
+
+
+def test_another_failure_on_the_cpu_stays_what_it_is():
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such machine")
+
+    weight, scales, zeros = checkpoint("gptq", 16, 256, 2)
+    request = ask(contract("int4_mm"), Target("cpu", "x86_64"))
+    assert explains(contract("int4_mm"), request)
+    given = torch.ones(3, 256), weight, scales, zeros, None, None, "gptq", 128, "stored", None
+    with pytest.raises(RuntimeError, match=r"^no such machine$"):
+        explained(contract("int4_mm"), request, fails)(*given)
+    assert not explains(contract("int4_mm"), ask(contract("int4_mm"), Target("nvidia", "sm_90")))
+    assert not explains(contract("softmax"), ask(contract("softmax"), Target("cpu", "x86_64")))
 
 
 def test_a_packed_weight_of_other_columns_is_told():
