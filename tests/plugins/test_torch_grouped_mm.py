@@ -131,3 +131,14 @@ def test_a_call_on_a_cpu_is_served_by_it():
     a, b, offsets = torch.randn(6, 8), torch.randn(2, 8, 8), torch.tensor([0, 2, 6])
     y = ops.grouped_mm(a, b, offsets, kernel="torch.grouped_mm_cpu")
     torch.testing.assert_close(y, torch.cat([a[:2] @ b[0].t(), a[2:] @ b[1].t()]))
+
+
+def test_one_row_that_is_said_to_share_memory_with_the_next_is_copied():
+    a, b = torch.randn(24).as_strided((1, 24), (0, 1)), torch.randn(3, 16, 24)
+    offsets = torch.tensor([0, 0, 1, 1], dtype=torch.int32)
+    y = grouped_mm.grouped_mm(a, b, offsets)
+    torch.testing.assert_close(y, a @ b[1].T)
+    grad_y = torch.ones(16).as_strided((1, 16), (0, 1))
+    grad_a, grad_b, *_ = grouped_mm.backward(grad_y, a, b, offsets, needs=(True, True))
+    torch.testing.assert_close(grad_a, b[1].sum(0, keepdim=True))
+    torch.testing.assert_close(grad_b[1], a.expand(16, 24))

@@ -37,7 +37,7 @@ def backward(
     dtype, matrices = a.dtype, b
     if dtype is torch.bfloat16 and a.device.type == "cpu":  # sums over rows would reach into the next expert's
         grad_y, rows, matrices = grad_y.float(), rows.float(), b.float()
-    grad_y = aligned(grad_y)
+    grad_y = row_major(grad_y)
     grad_a = grad_b = None
     if needs[0]:
         # the operator leaves rows of no expert as memory had them
@@ -48,7 +48,7 @@ def backward(
     if needs[1]:
         # nor does it promise anything of a sum of nothing
         empty = (ends.diff(prepend=ends.new_zeros(1)) == 0).view(-1, 1, 1)
-        found = _product(grad_y.t(), aligned(rows), offs=ends) if len(rows) else torch.zeros_like(matrices)
+        found = _product(grad_y.t(), row_major(rows), offs=ends) if len(rows) else torch.zeros_like(matrices)
         grad_b = found.masked_fill_(empty, 0).to(dtype)
     return grad_a, grad_b, *(None,) * 5
 
@@ -80,7 +80,7 @@ def grouped_mm_rows(
 
 def product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """The pieces of ``rows`` (M, K) that end at ``ends`` (E,), each times its ``matrices`` (E, N, K) transposed."""
-    y: Tensor = _product(aligned(rows), aligned(matrices).transpose(1, 2), offs=ends)
+    y: Tensor = _product(row_major(rows), aligned(matrices).transpose(1, 2), offs=ends)
     return y
 
 
