@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from portakernel_kit.conformance.venue import Venue, find_venue
 REPOSITORY = Path(__file__).parents[2]
 # An interpreter takes ten times as long for each.
 DRAWS, DRAWS_IN_A_MODE = 5, 2
+# It runs programs one by one: 42,784 rows of one number, each a program of `softmax_parts`, took seven minutes.
+MOST_ROWS_IN_A_MODE = 4096
 
 
 @cache
@@ -50,10 +53,15 @@ def test_a_kernel_serves_what_this_tree_draws(name: str) -> None:
     if not any(map(suite.would_run, suite.case_units)):
         pytest.skip(f"serves no case here: {min(map(suite.why_refused, suite.case_units), key=len)}")
     requests, failed = Requests(suite), list[str]()
-    for place in range(DRAWS_IN_A_MODE if venue.mode else DRAWS):
+    place, ran = 0, 0
+    while ran < (DRAWS_IN_A_MODE if venue.mode else DRAWS):
         unit = requests.at(place)
+        place += 1
         if unit is None or unit.case is None:
             break
+        if venue.mode and math.prod(unit.case.leading) > MOST_ROWS_IN_A_MODE:
+            continue
+        ran += 1
         line = f"portakernel check --one '{Request(name, unit.case, dict(unit.dtypes), seed)}'"
         results = suite.run(unit)
         failed += [f"{result.aspect}: {result.detail}\n{line}" for result in results if result.status == "failed"]
