@@ -73,7 +73,7 @@ def test_where_nobody_can_say_there_are_none(told, monkeypatch):
 def threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Has the threads of this process have waited so long, in nanoseconds, at such a time."""
     now = [0]
-    monkeypatch.setattr(others, "_THREADS", (tmp_path, "*/schedstat"))
+    monkeypatch.setattr(others, "_THREADS", tmp_path)
     monkeypatch.setattr(others.time, "perf_counter_ns", lambda: now[0])
 
     def at(time: int, *waited: int) -> None:

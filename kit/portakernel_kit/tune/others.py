@@ -12,8 +12,8 @@ from portakernel.words.target import Device
 _PATIENCE_S = 10.0
 # Of a device's time, in percent, from which on a process is at work.
 _AT_WORK = 1
-# A thread's times: how long it ran, how long it waited for a processor, both in nanoseconds.
-_THREADS = Path("/proc/self/task"), "*/schedstat"
+# In each thread's `schedstat` are its times: how long it ran, how long it waited for a processor, in nanoseconds.
+_THREADS = Path("/proc/self/task")
 
 
 class Processors:
@@ -50,8 +50,8 @@ def others_at_work(device: Device) -> bool:
 
 
 def _waited_ns() -> int:
-    (folder, each), total = _THREADS, 0
-    for thread in folder.glob(each):
+    total = 0
+    for thread in _THREADS.glob("*/schedstat"):
         try:
             total += int(thread.read_text(encoding="ascii").split()[1])
         except (OSError, ValueError, IndexError):  # it has ended since, or the system counts nothing

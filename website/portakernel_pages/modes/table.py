@@ -27,19 +27,22 @@ class Mode:
 
 # Modes that are about gradients.
 _DERIVING = frozenset(
-    (
-        *(
-            "gradients",
-            "double backward",
-            "forward AD",
-            "forward over reverse",
-            "vmap of grad",
-            "func.grad",
-            "func.vjp",
-        ),
-        *("func.jacrev", "functional_call", "checkpoint, reentrant", "checkpoint", "gradcheck"),
-        *("compile, backward", "compile, `func.grad`"),
-    )
+    {
+        "compile, backward",
+        "compile, `func.grad`",
+        "gradcheck",
+        "gradients",
+        "double backward",
+        "forward AD",
+        "forward over reverse",
+        "vmap of grad",
+        "func.grad",
+        "func.vjp",
+        "func.jacrev",
+        "functional_call",
+        "checkpoint, reentrant",
+        "checkpoint",
+    }
 )
 
 
