@@ -140,7 +140,7 @@ VARIABLES: tuple[Variable, ...] = (
         "PORTAKERNEL_CLIENTS",
         "Engines to serve, with their layers' ops or all of them (docs/clients.md); unset: none is changed.",
         f"client or client:op,op; several with ';' between them. Clients: {', '.join(CLIENTS)}",
-        "an engine's plugin loader, in each of its processes, and dispatch, when portakernel is first used",
+        "dispatch, when portakernel is first used; the loaders of engines, in each of their processes",
     ),
 )
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
