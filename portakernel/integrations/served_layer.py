@@ -16,7 +16,8 @@ Each gets tensors of its own in a trial: what they write into their arguments is
 The first call of a kind (dtypes, sizes but for the first, whatever is no tensor) is tried: op and client compute the
 same inputs, both are held against the formula in float64, and where the op is worse the layer stays the client's, with
 a warning. Of an eager call a part of its own inputs is tried; and, as of a traced one, whose tensors have no numbers,
-drawn inputs of its kind with the layer's real weights, of magnitudes from tiny to large.
+drawn inputs of its kind with the layer's real weights, of magnitudes from tiny to large. Weights that hold no numbers
+here (fake ones of an export, shards) cannot be tried: such a layer is served untried.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from portakernel.errors import PortakernelError
 from portakernel.integrations.client import client, number_of, record
 from portakernel.integrations.first_calls import shortfall
 from portakernel.runtime import contract_of
 from portakernel.tensors.capture import is_capturing
+from portakernel.tensors.torch_internals import is_dense, outside_modes
 from portakernel.text.printable import exception_text
 
 # So many rows of a call are tried, and drawn: enough for each magnitude to come a few times.
@@ -108,8 +111,12 @@ class ServedLayer(abc.ABC):
         if is_capturing():
             return "the first call of its kind came in the capture of a graph, where nothing can be tried"
         module = mine.instance(number)
-        worse = self._tried(module, part()) if part is not None else ""
-        return mine.decide(self.layer, (number, *kind), worse or self._tried(module, self.drawn(module, kind)))
+        if not all(map(_holds_numbers, (*module.parameters(False), *module.buffers(False)))):
+            return ""
+        own = part() if part is not None else ()
+        worse = self._tried(module, own) if own and all(map(_holds_numbers, own)) else ""
+        with outside_modes():
+            return mine.decide(self.layer, (number, *kind), worse or self._tried(module, self.drawn(module, kind)))
 
     def _tried(self, module: Any, arguments: tuple[Any, ...]) -> str:
         with torch.no_grad():
@@ -136,6 +143,13 @@ def _kind_of(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         return (_TENSOR, str(argument.dtype), str(argument.device), *argument.shape[1:])
     return argument
+
+
+def _holds_numbers(argument: Any) -> bool:
+    """Whether an argument can be copied and compared: no tensor, or one with memory of its own."""
+    if not isinstance(argument, Tensor):
+        return True
+    return type(argument) in (Tensor, Parameter) and argument.device.type != "meta" and is_dense(argument)
 
 
 def _is_tensor(kind: Any) -> bool:
