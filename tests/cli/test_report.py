@@ -244,6 +244,28 @@ def test_a_broken_plugin_is_told_as_doctor_tells_it(
     assert ("broken", broken["remedy"]) in [(one["kind"], one["action"]) for one in data["help"]]
 
 
+SCRIPT = "<script>alert('x')</script>"
+
+
+def test_names_of_files_and_what_plugins_say_are_escaped(
+    run: Callable, install: Callable[..., Path], tmp_path: Path
+) -> None:
+    install("acme", manifest=RAISING.replace(".lost", ""), source=f"raise ValueError({SCRIPT!r})")
+    folder = tmp_path / "<img src=x onerror=alert(1)>\u202e"
+    folder.mkdir()
+    calls, plan, page = folder / "calls.yaml", folder / "plan.yaml", folder / "report.html"
+    calls.write_text(CALLS, encoding="utf-8")
+    plan.write_text(f'schema_version: 1\ntargets: {{}}\n"{SCRIPT}": 1\n', encoding="utf-8")
+    assert run("report", "--calls", str(calls), "--plan", str(plan), "-o", str(page)).status == 0
+    text = page.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "\u202e" not in text
+    # of the plugin's import, of the plan's key, and of the files' folder
+    assert text.count("&lt;script&gt;alert(") >= 2
+    assert "&lt;img src=x onerror=alert(1)&gt;\\u202e" in text
+
+
 def test_hardware_elsewhere_is_judged_from_manifests(run: Callable, tmp_path: Path) -> None:
     file = tmp_path / "calls.yaml"
     call = "op: rms_norm, dtype: bfloat16, shape: {x: [64, 4096], weight: [4096]}, device: 'cuda:0'"

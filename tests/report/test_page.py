@@ -79,7 +79,7 @@ def test_names_of_strangers_are_shown_and_not_obeyed(shown: Any) -> None:
     assert "<img" not in text
     assert "<script" not in text
     assert text.count("</style>") == 1
-    assert "49" not in re.sub(r"\d*49\d+|\d+49", "", re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL))
+    assert "{{7*7}}" in text  # a template's expression is a name, too
     assert not {"\u202e", "\x1b"} & {*text}
     opened = shown(full(HOSTILE))  # the browser complains of whatever runs, or is asked for
     assert "<img src=x onerror=alert(1)>" in opened.locator("#broken").inner_text()
