@@ -9,20 +9,24 @@ from importlib.resources import files
 from portakernel.matrix.page.levels import Levels, possible_levels
 
 _CELL, _GAP, _LEFT, _TOP = 16, 1, 168, 118
+_PAD = 10
 _STEP, _BETWEEN, _LEGEND = _CELL + _GAP, 8, 210
 
 
 def svg(levels: Levels) -> str:
     """The picture: each op a row, each architecture a column, a letter and a colour for the best that is proven."""
     places = _places(levels)
-    width = max(places) + _CELL + _GAP
-    lines = ["<defs>", *_cells(), "</defs>", *_legend(), *_heads(levels, places)]
+    width = max(places) + _CELL + _GAP + 2 * _PAD
+    height = _TOP + len(levels.ops) * _STEP + 2 * _PAD
+    size = f'width="{width}" height="{height}"'
+    # a page may be dark where the reader's system is light, and the other way round: so it has a ground of its own
+    lines = [f'<rect class="ground" x="{-_PAD}" y="{-_PAD}" {size}/>', "<defs>", *_cells(), "</defs>"]
+    lines += [*_legend(), *_heads(levels, places)]
     for i, op in enumerate(levels.ops):
         lines += _row(op, levels, places, _TOP + i * _STEP)
-    height = _TOP + len(levels.ops) * _STEP
     body = "\n".join(lines)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-_PAD} {-_PAD} {width} {height}" {size}'
         f' role="img" aria-labelledby="title">\n<title id="title">{TITLE}</title>\n<style>\n{_style()}\n</style>\n'
         f"{body}\n</svg>\n"
     )
@@ -89,6 +93,7 @@ def _style() -> str:
 
 
 _STYLE = """\
+.ground { fill: var(--page); }
 text { font: 12px system-ui, sans-serif; fill: var(--text); }
 .op, .arch, .level text { font: 11px ui-monospace, monospace; }
 .level text { text-anchor: middle; font-weight: 600; }
