@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import os
@@ -277,6 +278,17 @@ def test_hardware_elsewhere_is_judged_from_manifests(run: Callable, tmp_path: Pa
     assert (one["target"], one["kernel"]) == ("nvidia:sm_90", told["chosen"])
     there = data["devices"][-1]
     assert (there["target"], there["units"], there["here"]) == ("nvidia:sm_90", 132, False)
+
+
+def test_a_target_that_is_attached_to_another_is_refused(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = dispatcher().registry
+    backend = next(one for one in registry.backends.values() if one.vendor == "apple")
+    attached = dataclasses.replace(backend, attach=True)
+    monkeypatch.setattr(registry, "backends", {**registry.backends, backend.name: attached})
+    ran = run("report --target apple:m3 --json")
+    told = f"report: --target apple:m3 is attached to torch's {backend.torch_device}, on which calls are made"
+    message = f"{told}; name that one's target, or leave --target out"
+    assert (ran.status, ran.json["error"]["message"]) == (2, message)
 
 
 def test_a_reference_on_an_accelerator_is_told_apart_from_one_on_a_cpu(run: Callable, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import typer
 from portakernel.cli.options import Json
 
 if TYPE_CHECKING:
+    from portakernel.registry.registry import Registry
     from portakernel.report.content import Report
 
 DEFAULT = "report.html"
@@ -66,6 +67,8 @@ def command(
     followed = os.environ.get("PORTAKERNEL_PLAN")
     now = dispatcher_apart()
     elsewhere = None if target is None else target_and_units(target, now.registry)
+    if elsewhere is not None:
+        _refuse_attached(elsewhere[0], now.registry)
     if calls is not None and not calls.exists():
         record = f"`portakernel record -o {calls} -- PROGRAM` writes one"
         raise ArgumentValueError(f"report: {calls} is not there; {record}, with the calls that PROGRAM makes")
@@ -82,6 +85,21 @@ def command(
     for place, one in enumerate(report.help[:3], 1):
         out.line(f"{place}. {one.what}", indent=2)
         out.line(f"-> {one.action}", indent=5)
+
+
+def _refuse_attached(target: str, registry: Registry) -> None:
+    """Nothing, where calls are made on such a device.
+
+    Raises:
+        ArgumentValueError: it is attached to another, on which calls are made.
+    """
+    from portakernel.errors import ArgumentValueError
+
+    vendor = target.partition(":")[0]
+    backend = next(backend for backend in registry.backends.values() if backend.vendor == vendor)
+    if backend.attach:
+        text = f"report: --target {target} is attached to torch's {backend.torch_device}, on which calls are made"
+        raise ArgumentValueError(f"{text}; name that one's target, or leave --target out")
 
 
 def _file(output: str) -> Path:
