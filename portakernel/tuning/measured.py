@@ -10,7 +10,7 @@ from pathlib import Path
 
 from portakernel.claims.request import PLAIN_FACTS, Phase, Request, asked_features
 from portakernel.contract import Contract
-from portakernel.contract.sizes import parse_size
+from portakernel.contract.sizes import names_in, parse_size
 from portakernel.contracts import contracts
 from portakernel.host.distributions import installed_version
 from portakernel.registry.kernel import Kernel
@@ -224,7 +224,7 @@ def _widths(contract: Contract) -> frozenset[str]:
     made = contract.at()
     needed = [tensor.sizes for tensor in made.tensors if not tensor.optional]
     needed += [result.shape for result in made.outputs if isinstance(result.shape, tuple)]
-    last = (parse_size(sizes[-1]) for sizes in needed if len(sizes) > 1)
+    last = (parse_size(sizes[-1]) for sizes in needed if len(sizes) > 1 and names_in(sizes[-1]) is None)
     return frozenset(size.name for size in last if size.name is not None)
 
 

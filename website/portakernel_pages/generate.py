@@ -1,7 +1,8 @@
 """Writes the files that are made from code and manifests.
 
-These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts, ``docs/matrix.md``, ``docs/sharding.md``,
-the figures of ``docs/conformance.md`` and the numbers of ops and kernels in ``README.md``.
+These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts, ``docs/matrix.md`` with its picture
+``docs/matrix.svg``, ``docs/sharding.md``, the figures of ``docs/conformance.md`` and
+the numbers of ops and kernels in ``README.md``.
 
 ``python -m portakernel_pages.generate`` writes them; with ``--check`` it names the stale ones and exits 1.
 """
@@ -23,10 +24,12 @@ from portakernel.contract.signature_text import document, outs
 from portakernel.contracts import own_contracts
 from portakernel.deciding.policy_document import PolicyDocument
 from portakernel.manifest.models import BackendManifest, PluginManifest
+from portakernel.matrix import proofs
+from portakernel.matrix.page.levels import levels
 from portakernel.matrix.table import markdown, support_matrix
 from portakernel.registry.plugin_manager import PluginManager, installed_packages
 from portakernel.registry.registry import Registry
-from portakernel_pages import tolerances
+from portakernel_pages import matrix_picture, tolerances
 from portakernel_pages.faults import recorded, with_figures
 from portakernel_pages.sharding_page import sharding_page
 
@@ -48,7 +51,9 @@ def generated() -> dict[Path, str]:
         for name, model in schemas.items()
     }
     files[_CORE / "ops.pyi"] = _stub()
-    files[_DOCS / "matrix.md"] = markdown(support_matrix(first_party()))
+    matrix = support_matrix(first_party())
+    files[_DOCS / "matrix.md"] = matrix_picture.with_picture(markdown(matrix), "matrix.svg")
+    files[_DOCS / "matrix.svg"] = matrix_picture.svg(levels(matrix, proofs.recorded()))
     files[_DOCS / "sharding.md"] = sharding_page()
     files[_DOCS / "tolerances.md"] = tolerances.page(tolerances.recorded())
     figures = _DOCS / "conformance.md"
