@@ -82,6 +82,12 @@ def dispatcher() -> Dispatcher:
     return made[1]
 
 
+def made_dispatcher() -> Dispatcher | None:
+    """The process's dispatcher; None before anything needed one."""
+    made = _kept.made
+    return None if made is None else made[1]
+
+
 def contract_of(op: str) -> Contract:
     """The contract of ``op``, which a plugin may ship: then it is known once the dispatcher is made.
 

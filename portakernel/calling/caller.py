@@ -9,6 +9,7 @@ negation) goes through ``torch.ops.portakernel`` instead.
 from __future__ import annotations
 
 import functools
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -50,6 +51,7 @@ from portakernel.host.forks import unsplit
 from portakernel.tensors.layout import has_plain_memory, mark_written
 from portakernel.tensors.torch_internals import innermost_transform, outside_modes
 from portakernel.tuning.choices import Choices
+from portakernel.tuning.silences import Silence
 
 
 class OpCaller:
@@ -187,12 +189,15 @@ class OpCaller:
         Raises:
             NoKernelError: no kernel can serve.
         """
+        began = time.monotonic()
         with unsplit(f"deciding {request.op}"), outside_modes():
             if request.traced and not dissolved:
                 decision = self.dispatcher.decide_traced(request, policy)
             else:
                 decision = self.dispatcher.decide(request, policy, cannot)
             self.dispatcher.announce(decision)
+            self.dispatcher.tallies.add(decision, time.monotonic() - began)
+            silent = self._unmeasured(decision)
         if decision.chosen is None:
             raise decision.error()
         self._warn_of_layout(request)
@@ -203,7 +208,14 @@ class OpCaller:
         elif explains(self.contract, request):
             run = explained(self.contract, request, run)
         above = None if policy is self.dispatcher.process_policy else policy
-        return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}), fallback=fallback, policy=above)
+        return Placement(
+            decision, decision.chosen, run,
+            cannot=dict(cannot or {}), fallback=fallback, policy=above, unmeasured=silent,
+        )  # fmt: skip
+
+    def _unmeasured(self, decision: Decision) -> Silence:
+        wishes = decision.wishes
+        return "" if wishes is None else self.dispatcher.routes.unmeasured(decision.request, wishes)
 
     def _warn_of_layout(self, request: Request) -> None:
         if self.contract.op != "attention" or self._warned_of_layout:

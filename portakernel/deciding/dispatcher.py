@@ -23,6 +23,7 @@ from portakernel.deciding.ranking import Candidate, order, why, why_not
 from portakernel.deciding.readiness import Readiness
 from portakernel.deciding.routes import Routes
 from portakernel.deciding.sources import followed_plan, measurements
+from portakernel.deciding.tallies import Tallies
 from portakernel.deciding.trace_token import make_token
 from portakernel.deciding.unmet import skipped_preferences
 from portakernel.host.locks import make_lock
@@ -51,6 +52,7 @@ class Dispatcher:
         self.routes = Routes(
             registry, followed_plan(config.plan, registry, named_by="PORTAKERNEL_PLAN"), measurements(config, registry)
         )
+        self.tallies = Tallies()
         self.checks_values = config.checks
         self.trace_token = ""
         self._token = ""

@@ -110,6 +110,12 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "docs/policy.md: import portakernel": (
         "tests/docs/test_policy_page.py::test_the_python_shown_runs", "over the page's own example",
     ),
+    "docs/metrics.md: import portakernel": (
+        "tests/metrics/test_page.py::test_the_python_shown_runs", "where both packages are installed",
+    ),
+    "docs/metrics.md: # calls that a worse kernel serves than could, by the kernel that cannot": (
+        "tests/metrics/test_page.py::test_the_queries_ask_for_what_there_is", "nothing here answers PromQL",
+    ),
     "docs/warmup.md: portakernel.warmup(step, x)": (
         "tests/graphs/test_decoder_step.py::test_a_captured_decoder_step_replays_with_the_eager_numbers",
         "captures a CUDA graph: needs a GPU",
