@@ -275,6 +275,10 @@ class RedistributionWarning(PortakernelWarning):
     """A DTensor is placed so that each call moves its shards between ranks. Given once per op and placement."""
 
 
+class ShadowWarning(PortakernelWarning):
+    """Shadow verification found a wrong result, or could not look. Given once per kernel and kind of call."""
+
+
 class ConfigWarning(PortakernelWarning):
     """A ``PORTAKERNEL_*`` variable is set that does not exist."""
 

@@ -51,6 +51,7 @@ from portakernel.host.forks import unsplit
 from portakernel.tensors.layout import has_plain_memory, mark_written
 from portakernel.tensors.torch_internals import innermost_transform, outside_modes
 from portakernel.tuning.choices import Choices
+from portakernel.tuning.key import Kind
 from portakernel.tuning.silences import Silence
 
 
@@ -212,6 +213,16 @@ class OpCaller:
             decision, decision.chosen, run,
             cannot=dict(cannot or {}), fallback=fallback, policy=above, unmeasured=silent,
         )  # fmt: skip
+
+    def demote(self, placement: Placement, detail: str) -> None:
+        """Has a placement's kernel serve no call of such a kind any more: it gave a wrong result. All choose anew."""
+        self.dispatcher.demote(placement.kernel, placement.decision.request, detail)
+        self.table.clear()
+
+    def kind_of(self, placement: Placement) -> str:
+        """The kind of a placement's calls, whatever their sizes, as text."""
+        request = placement.decision.request.without_symbols()
+        return Kind.of(request, self.dispatcher.registry.for_op(request.op)).text
 
     def _unmeasured(self, decision: Decision) -> Silence:
         wishes = decision.wishes

@@ -11,6 +11,7 @@ from portakernel.api import stats
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.routes import PlannedSource
 from portakernel.runtime import callers_so_far, made_dispatcher
+from portakernel.shadow.counts import COUNTS
 from portakernel.tensors.compilation import compilations
 
 # Values by what a metric counts by, in the order of its labels.
@@ -129,6 +130,18 @@ METRICS = (
         "portakernel.unmeasured", "counter", "{call}",
         "Calls whose kernel priorities picked because no measurement decides, by the reason.",
         ("op", "reason"), _unmeasured,
+    ),
+    Metric(
+        "portakernel.shadow.checked", "counter", "{call}", "Calls that were held against the reference while serving.",
+        ("op", "kernel"), COUNTS.checked,
+    ),
+    Metric(
+        "portakernel.shadow.mismatched", "counter", "{call}", "Those of them whose results were wrong.",
+        ("op", "kernel"), COUNTS.mismatched,
+    ),
+    Metric(
+        "portakernel.shadow.skipped", "counter", "{call}", "Calls that were to be looked at and were not.",
+        ("op", "kernel", "reason"), COUNTS.skipped,
     ),
     Metric(
         "portakernel.plan.info", "gauge", "1", "1 for the plan that the process follows.", ("digest", "lock"), _plan

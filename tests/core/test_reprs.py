@@ -50,6 +50,7 @@ RETURNED: Mapping[str, Any] = {
     "metrics": None,
     "ops": None,
     "paging": None,
+    "shadow": None,
     "set_policy": None,  # these return nothing
     "load_plan": None,
     "load_policy": None,
