@@ -41,7 +41,7 @@ def keep(sample: Sample, detail: str, folder: Path) -> Path | None:
         },
         "values": dict(zip((parameter.name for parameter in contract.parameters), sample.values, strict=True)),
         "results": [result.cpu() if isinstance(result, torch.Tensor) else result for result in sample.results],
-        "versions": {"portakernel": version("portakernel"), "torch": torch.__version__},
+        "versions": {"portakernel": version("portakernel"), "torch": version("torch")},
     }
     descriptor, unfinished = tempfile.mkstemp(prefix=f"{candidate.kernel}.", suffix=".unfinished", dir=folder)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def _module(name: str, planted: list[Planted]) -> types.ModuleType:
 
 
 @pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planted:
     name = f"planted_{next(_numbers)}"
     folder = tmp_path / name
     folder.mkdir()
@@ -138,4 +138,4 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted
     ops = ("add", "rms_norm", "write_kv_cache")
     made = Planted(dispatcher, {op: Bridge(OpCaller(contract(op), dispatcher, namespace)) for op in ops})
     held.append(made)
-    yield made
+    return made
