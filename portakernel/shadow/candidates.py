@@ -1,9 +1,9 @@
-"""Which placement is looked at next: the kernel that was looked at least, among those that are called."""
+"""Which placement is looked at next: of those that are called, the kernel whose checks took the least time so far."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,24 +36,28 @@ class Candidate:
 
 
 class Candidates:
-    """The candidates in the order of their turns."""
+    """Whose turn it is."""
 
     def __init__(self) -> None:
         self._of_kernels = Counter[tuple[str, str]]()
         self._of_keys = Counter[tuple[str, Any]]()
         self._calls: dict[tuple[str, Any], int] = {}
 
-    def ordered(self, callers: Iterable[OpCaller]) -> list[Candidate]:
-        """All that there are: first what was called since this was asked last, of that what was looked at least."""
+    def next(self, callers: Iterable[OpCaller], spent: Callable[[str, str], float]) -> Candidate | None:
+        """Of what was called since this was asked last the one whose kernel has ``spent`` least; None of nothing.
+
+        Where nothing was called it is one of all. Kernels have equal shares of the time, not of the turns: one whose
+        checks take long does not keep the others waiting.
+        """
         calls, ranked = dict[tuple[str, Any], int](), list[tuple[tuple[Any, ...], Candidate]]()
         for one in _candidates(callers):
             at = one.op, one.key
             calls[at] = one.placement.count()
             new = calls[at] - self._calls.get(at, 0)
-            rank = new == 0, self._of_kernels[one.op, one.kernel], self._of_keys[at], -new
-            ranked.append((rank, one))
+            by_kernel = one.op, one.kernel
+            ranked.append(((new == 0, spent(*by_kernel), self._of_kernels[by_kernel], self._of_keys[at], -new), one))
         self._calls = calls
-        return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]
+        return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
     def looked_at(self, one: Candidate) -> None:
         """Counts a turn."""

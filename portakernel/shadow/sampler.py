@@ -59,12 +59,13 @@ class Sampler:
         self.disarm()
         if not self.waiting.empty():
             return
-        ordered = self._candidates.ordered(self._callers())
-        chosen = next((one for one in ordered if self._budget.fits(one.op, one.kernel)), None)
-        if chosen is not None:
+        chosen = self._candidates.next(self._callers(), self._budget.spent)
+        if chosen is None:
+            return
+        if self._budget.fits(chosen.op, chosen.kernel):
             self._armed = arm(chosen.placement, lambda run, arguments: self._taken(chosen, run, arguments))
-        elif ordered:
-            self._counts.skip(ordered[0].op, ordered[0].kernel, "share")
+        else:
+            self._counts.skip(chosen.op, chosen.kernel, "share")
 
     def disarm(self) -> None:
         """Has no call looked at until the next turn."""
