@@ -5,7 +5,7 @@ there, and silu_and_mul, through ops, in bfloat16. Phases with and without shado
 order turned round each time, so that drift meets both; a Prometheus registry is scraped every 100 ms in all of them.
 
     python benchmarks/shadow.py --device cuda --seconds 30 --rounds 4 --output shadow.json
-    python benchmarks/shadow.py --small --seconds 2 --rounds 2                             # on a CPU
+    OMP_NUM_THREADS=1 python benchmarks/shadow.py --small --seconds 2 --rounds 2   # on a CPU that others use too
 """
 
 from __future__ import annotations

@@ -113,10 +113,18 @@ class ShadowSection(BaseModel):
 
     every: Annotated[
         float, BeforeValidator(seconds_of), WithJsonSchema({"type": "string", "pattern": r"^[0-9.]+ ?(ms|s|min|h)$"})
-    ] = Field(default=30.0, description="at most one call in that time is looked at: 30s, 500ms, 2min, 1h")
+    ] = Field(
+        default=30.0,
+        description="at most one call in that time is looked at: 30s, 500ms, 2min, 1h",
+        json_schema_extra={"default": "30s"},
+    )
     bytes: Annotated[
         int, BeforeValidator(bytes_of), WithJsonSchema({"type": "string", "pattern": r"^[0-9.]+ ?(B|KiB|MiB|GiB)$"})
-    ] = Field(default=256 << 20, description="calls with more bytes in arguments and results are passed over: 256 MiB")
+    ] = Field(
+        default=256 << 20,
+        description="calls with more bytes in arguments and results are passed over: 256 MiB",
+        json_schema_extra={"default": "256 MiB"},
+    )
     share: Annotated[
         float,
         BeforeValidator(share_of),
