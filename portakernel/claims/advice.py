@@ -297,7 +297,8 @@ REASONS: Mapping[ReasonCode, Reason] = {
     ReasonCode.SHADOW_MISMATCH: Reason(
         "A result of the kernel was held against the reference while it served, and was wrong.",
         "A policy file, or `portakernel.shadow.configure`, asks for shadow verification with `on_mismatch: demote`"
-        " (docs/shadow.md): in this process the kernel serves no call of that kind any more.",
+        " (docs/shadow.md): the kernel serves no call of that kind any more, in this process, and in others where"
+        " `PORTAKERNEL_TUNING_DIR` names a store.",
         "report it with what docs/shadow.md has written to a folder; to have it serve again start the process anew",
         "triton.rms_norm",
         "shadow verification found y[3, 17] 1.9 units off, with 0.51 allowed",

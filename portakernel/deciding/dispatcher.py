@@ -199,7 +199,7 @@ class Dispatcher:
     def _decided(self, request: Request, wishes: Wishes, cannot: Mapping[str, Rejection]) -> Decision:
         kernels = self.registry.for_op(request.op)
         now = self._knowledge()
-        cannot = {**self.demotions.of(request), **cannot}
+        cannot = {**self.routes.wrong(request), **self.demotions.of(request), **cannot}
         closed = request.without_symbols()
         candidates = [assess(now, kernel, closed, wishes, cannot) for kernel in kernels]
         eligible = sorted((c for c in candidates if not c.rejections), key=lambda c: order(c, wishes))

@@ -104,6 +104,11 @@ class _Agreed:
         del kind, dims, place, driver
         return ()
 
+    def wrong(self, op: str, place: tuple[str, int]) -> Mapping[str, Mapping[str, str]]:
+        """None: ranks agree on who serves."""
+        del op, place
+        return {}
+
     def silence(self, kind: Kind, dims: Mapping[str, int], place: tuple[str, int]) -> Silence:
         """Whether the choices cover other sizes of such a call, or none of its kind."""
         choices = self.choices(kind.op, place)

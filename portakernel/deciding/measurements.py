@@ -38,6 +38,10 @@ class Measurements:
         """Why nothing is decided of a call on a device of this kind, in a word; empty where something is."""
         return self._of(kind.op, place).silence(kind, dims)
 
+    def wrong(self, op: str, place: Place) -> Mapping[str, Mapping[str, str]]:
+        """By kind of call the kernels that were wrong while they served on a device of this kind."""
+        return self._of(op, place).wrong
+
     def _of(self, op: str, place: Place) -> Measured:
         if (known := self._known.get((op, place))) is None:
             kernels = self._registry.for_op(op)

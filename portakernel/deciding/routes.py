@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.deciding.policies import Wishes
 from portakernel.errors import PortakernelError
@@ -19,6 +20,7 @@ from portakernel.registry.registry import Registry
 from portakernel.tuning.choices import Choice, Choices
 from portakernel.tuning.key import Kind
 from portakernel.tuning.nearest import Known, nearest
+from portakernel.tuning.served import any_phase
 from portakernel.tuning.silences import Silence
 
 # A kind of device: its target, as text, and its units.
@@ -61,6 +63,10 @@ class MeasuredSource(Source, Protocol):
 
     def notes(self, kind: Kind, dims: Mapping[str, int], place: Place, driver: str) -> tuple[str, ...]:
         """What there is to say of a call beside its choice: why there is none, whether it is stale."""
+        ...
+
+    def wrong(self, op: str, place: Place) -> Mapping[str, Mapping[str, str]]:
+        """By kind of call (``any_phase``) the kernels that were wrong while they served, each with what was found."""
         ...
 
     def silence(self, kind: Kind, dims: Mapping[str, int], place: Place) -> Silence:
@@ -209,6 +215,27 @@ class Routes:
             return "no_record"
         kind = Kind.of(request.without_symbols(), self._registry.for_op(request.op))
         return measured.silence(kind, _sizes(request.dims), (str(request.target), units))
+
+    def wrong(self, request: Request) -> Mapping[str, Rejection]:
+        """The kernels that a process found wrong while they served such calls on such a device, each with the reason.
+
+        As measurements do, they speak of calls that a kernel is chosen for, and not of what a graph dissolves.
+        """
+        measured = self.measured
+        if measured is None or request.compiled or request.traced or request.device is None:
+            return {}
+        if request.phase is Phase.BACKWARD:  # which reads what forward saved
+            return {}
+        places = [place for place in measured.places() if place[0] == str(request.target)]
+        by_kind = [kinds for place in self._here(places, request) if (kinds := measured.wrong(request.op, place))]
+        if not by_kind:
+            return {}
+        kind = any_phase(Kind.of(request.without_symbols(), self._registry.for_op(request.op)))
+        return {
+            name: Rejection(ReasonCode.SHADOW_MISMATCH, f"shadow verification in another process found {detail}")
+            for kinds in by_kind
+            for name, detail in kinds.get(kind, {}).items()
+        }
 
     def choices(self, source: Source, op: str, place: Place) -> Choices:
         """A source's choices, read once."""

@@ -20,6 +20,7 @@ from portakernel.errors import ShadowWarning
 from portakernel.shadow.budget import Budget
 from portakernel.shadow.candidates import Candidate, Candidates
 from portakernel.shadow.counts import Counts
+from portakernel.shadow.recorded import recorded
 from portakernel.shadow.sample import Sample
 from portakernel.text.printable import exception_text, one_line
 from portakernel.tuning.record import Verdict
@@ -164,6 +165,7 @@ class Sampler:
         if wishes.on_mismatch == "demote":
             sample.caller.demote(one.placement, detail)
             text += "; the next kernel serves such calls from now on, as `portakernel.explain` shows"
+            text += recorded(sample, detail)
         else:
             text += f"; it goes on serving: deny it, or have it demoted with on_mismatch ({wishes.place})"
         self._warn(one, "wrong", text + self._kept(sample, detail))

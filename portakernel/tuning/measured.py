@@ -22,6 +22,7 @@ from portakernel.tuning.nearest import Known, nearest
 from portakernel.tuning.pieces import Piece, Point, gaps, pieces
 from portakernel.tuning.ranking import Bounds, Outcome, decide
 from portakernel.tuning.record import Record
+from portakernel.tuning.served import any_phase, wrong_ones
 from portakernel.tuning.silences import Silence
 from portakernel.tuning.sources import contract_digest, source_digest
 from portakernel.tuning.store import folder_of, folders, read
@@ -95,10 +96,14 @@ class Measured:
         self.undecided: Counter[str] = Counter()
         # Kinds of calls whose every record is of another regime, or of the op as it was.
         self._others: dict[str, Silence] = {}
+        # By kind, whatever the phase and sizes, kernels that were wrong while they served.
+        self.wrong: dict[str, dict[str, str]] = {}
         stores = [read(folder_of(root, target, units), op).records for root in self._roots]
         for text in dict.fromkeys(text for records in stores for text in records):
             there = [records[text] for records in stores if text in records]
             several = [record for record in there if not self._is_other(record)]
+            for record in several:
+                self._add_wrong(record)
             if several:
                 self._add(several)
             else:
@@ -137,6 +142,12 @@ class Measured:
         sizes = [dict(dims), *(point.dims for piece in covering for point in piece.points)]
         reasons = (group.silences.get(_sizes_key(there)) for there in sizes)
         return next(filter(None, reasons), "gap")
+
+    def _add_wrong(self, record: Record) -> None:
+        """Takes note of kernels that were wrong while they served, and are what they were then."""
+        for name, source, detail in wrong_ones(record):
+            if name in self._kernels and source_digest(self._kernels[name]) == source:
+                self.wrong.setdefault(any_phase(record.key.kind), {})[name] = detail
 
     @functools.cached_property
     def _kinds_elsewhere(self) -> frozenset[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import re
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +14,17 @@ import torch
 
 from portakernel.claims.capability import ReasonCode
 from portakernel.claims.request import Phase
+from portakernel.config import Config
+from portakernel.contracts import contract
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.measurements import Measurements
 from portakernel.errors import NoKernelError, ShadowWarning
 from portakernel.shadow.evidence import MOST_FILES
+from portakernel.tensors.units import units_of
+from portakernel.tuning.key import Key, Kind, Regime
+from portakernel.tuning.record import Entry, Record, Verdict
+from portakernel.tuning.sources import contract_digest, source_digest
+from portakernel.tuning.store import Writer, folder_of, read
 
 X, Y = torch.arange(32.0).reshape(4, 8), torch.ones(4, 8)
 
@@ -129,3 +140,84 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_mismatch_too(planted, t
     text = found_wrong(planted, lambda: planted.add(X, Y), folder=str(file / "folder"))
     assert text.startswith("planted.add gave a wrong result")
     assert text.endswith(f"; its tensors could not be written to {Path(file / 'folder')} (Not a directory)")
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "store"
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(folder))
+    return folder
+
+
+def another(planted: Any, store: Path) -> Any:
+    """What a process that starts later decides by: the same kernels, and what the store has."""
+    registry = planted.dispatcher.registry
+    now = Dispatcher(registry, Config(tuning_dir=str(store)))
+    now.routes.set(None, Measurements(registry, [store], Regime(Config().tuning)))
+    return now
+
+
+def test_where_a_store_is_named_other_processes_pass_the_kernel_over(planted, store):
+    text = found_wrong(planted, lambda: planted.add(X, Y), on_mismatch="demote")
+    assert text.endswith(f"; recorded in {store}")
+    request = planted.caller("add").arguments.request((X[:2], Y[:2]), (), Phase.INFERENCE)
+    decision = another(planted, store).decide(request)
+    (reason,) = decision.candidate("planted.add").rejections
+    assert decision.chosen.name == "torch.add"
+    assert reason.code is ReasonCode.SHADOW_MISMATCH
+    today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m")
+    assert re.fullmatch(
+        rf"shadow verification in another process found sum: 1 of 32 elements .*, 0\.75 ulp allowed \({today}-\d\d\)",
+        reason.text,
+    )
+    training = another(planted, store).decide(replace(request, phase=Phase.TRAINING))
+    assert training.chosen.name == "torch.add"
+    other = replace(request, dtypes=dict.fromkeys(request.dtypes, "bfloat16"))
+    assert [r.code for r in another(planted, store).decide(other).candidate("planted.add").rejections] == [
+        ReasonCode.DTYPE
+    ]
+
+
+def test_a_kernel_whose_source_is_another_by_then_serves(planted, store, monkeypatch):
+    found_wrong(planted, lambda: planted.add(X, Y), on_mismatch="demote")
+    request = planted.caller("add").arguments.request((X, Y), (), Phase.INFERENCE)
+    monkeypatch.setattr("portakernel.tuning.measured.source_digest", lambda kernel: "mended")
+    assert another(planted, store).decide(request).chosen.name == "planted.add"
+
+
+def test_what_was_measured_of_other_kernels_stays_in_the_store(planted, store):
+    planted.right = 100
+    planted.add(X, Y)
+    request = planted.placement().decision.request
+    kernels = planted.dispatcher.registry.for_op("add")
+    kind = Kind.of(request, kernels)
+    regime = Regime(Config().tuning).on("cpu")
+    key = Key(kind, str(request.target), units_of(request.device), regime, dict(request.dims))
+    sources = {kernel.name: source_digest(kernel) for kernel in kernels}
+    timed = {
+        name: Entry(source=sources[name], verdict=Verdict.RIGHT, us=(1.0, 2.0, 3.0), rounds=25)
+        for name in ("planted.add", "torch.add")
+    }
+    before = Record(key, contract_digest(contract("add")), timed, "2026-01-01T00:00:00Z", "planted.add")
+    folder = folder_of(store, key.target, key.units)
+    with Writer(folder, "add") as writer:
+        writer.write(before)
+    planted.caller("add").table.clear()
+    found_wrong(planted, lambda: planted.add(X, Y), on_mismatch="demote")
+    (found,) = read(folder, "add").records.values()
+    assert found.kernels["torch.add"] == timed["torch.add"]
+    assert found.kernels["planted.add"].verdict is Verdict.WRONG
+    assert found.at > before.at
+
+
+def test_nothing_is_recorded_where_no_store_is_named_or_it_is_only_reported(planted, store, monkeypatch):
+    assert "recorded" not in found_wrong(planted, lambda: planted.add(X, Y))
+    monkeypatch.delenv("PORTAKERNEL_TUNING_DIR")
+    assert "recorded" not in found_wrong(planted, lambda: planted.add(X, Y), on_mismatch="demote")
+    assert not store.exists()
+
+
+def test_a_store_that_cannot_be_written_is_told(planted, store):
+    store.touch()
+    text = found_wrong(planted, lambda: planted.add(X, Y), on_mismatch="demote")
+    assert f"; that could not be recorded in {store} ([Errno " in text

@@ -36,6 +36,9 @@ class Known:
     def notes(self, kind, dims, place, driver):
         return ("what there is to say",)
 
+    def wrong(self, op, place):
+        return {}
+
     def silence(self, kind, dims, place):
         return ""
 

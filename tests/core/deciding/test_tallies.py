@@ -33,6 +33,9 @@ class Known:
         kind = Kind.of(self.request, self.kernels)
         return Choices([Choice("q.add", kind, {"M": (1, 64)}, "p.yaml:7", "")] if op == "add" else [])
 
+    def wrong(self, op, place):
+        return {}
+
     def silence(self, kind, dims, place):
         return "" if self.choices("add", place).find(kind, dims) is not None else "gap"
 
