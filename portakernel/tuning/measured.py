@@ -140,8 +140,8 @@ class Measured:
         if any(piece.winner for piece in covering):
             return ""
         sizes = [dict(dims), *(point.dims for piece in covering for point in piece.points)]
-        reasons = (group.silences.get(_sizes_key(there)) for there in sizes)
-        return next(filter(None, reasons), "gap")
+        reasons = [group.silences[at] for at in map(_sizes_key, sizes) if at in group.silences]
+        return reasons[0] if reasons else "gap"
 
     def _add_wrong(self, record: Record) -> None:
         """Takes note of kernels that were wrong while they served, and are what they were then."""

@@ -66,6 +66,7 @@ def scraped(registry: Any, name: str) -> Series:
 
 @pytest.fixture
 def registry() -> Any:
+    dispatcher()  # other tests may have made one of their own
     made = prometheus.CollectorRegistry()
     made.register(portakernel.metrics.collector())
     return made
