@@ -22,7 +22,7 @@ from portakernel.deciding.process_wishes import read
 from portakernel.errors import ArgumentTypeError, UnknownNameError
 from portakernel.host.as_written import as_written
 from portakernel.registry.plugin_manager import Broken, Package
-from portakernel.runtime import caller, callers_so_far, contract_of, dispatcher
+from portakernel.runtime import caller, callers_so_far, contract_of, dispatcher, follow_shadow
 from portakernel.text.printable import brief
 from portakernel.warming.outcome import Call, Warmup
 from portakernel.words.graph_forms import GraphForm
@@ -358,6 +358,7 @@ def load_policy(*paths: str | PathLike[str] | None) -> None:
         text = "load_policy takes the paths of policy files, or None alone, which takes them away"
         raise ArgumentTypeError(f"{text}; this is {', '.join(map(repr, given)) or 'nothing'}")
     dispatcher().set_policy_files(read(files), named_by="load_policy")
+    follow_shadow(anew=True)
 
 
 def targets() -> tuple[Device, ...]:

@@ -20,6 +20,8 @@ _TEXTS = (
     ("Guide", "docs/warmup.md", "warmup.md"),
     ("Guide", "docs/tuning.md", "tuning.md"),
     ("Guide", "docs/report.md", "report.md"),
+    ("Guide", "docs/metrics.md", "metrics.md"),
+    ("Guide", "docs/shadow.md", "shadow.md"),
     ("Guide", "docs/serving.md", "serving.md"),
     ("Guide", "docs/int4.md", "int4.md"),
     ("Guide", "docs/experts.md", "experts.md"),

@@ -9,6 +9,7 @@ negation) goes through ``torch.ops.portakernel`` instead.
 from __future__ import annotations
 
 import functools
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -50,6 +51,8 @@ from portakernel.host.forks import unsplit
 from portakernel.tensors.layout import has_plain_memory, mark_written
 from portakernel.tensors.torch_internals import innermost_transform, outside_modes
 from portakernel.tuning.choices import Choices
+from portakernel.tuning.key import Kind
+from portakernel.tuning.silences import Silence
 
 
 class OpCaller:
@@ -187,12 +190,15 @@ class OpCaller:
         Raises:
             NoKernelError: no kernel can serve.
         """
+        began = time.monotonic()
         with unsplit(f"deciding {request.op}"), outside_modes():
             if request.traced and not dissolved:
                 decision = self.dispatcher.decide_traced(request, policy)
             else:
                 decision = self.dispatcher.decide(request, policy, cannot)
             self.dispatcher.announce(decision)
+            self.dispatcher.tallies.add(decision, time.monotonic() - began)
+            silent = self._unmeasured(decision)
         if decision.chosen is None:
             raise decision.error()
         self._warn_of_layout(request)
@@ -203,7 +209,24 @@ class OpCaller:
         elif explains(self.contract, request):
             run = explained(self.contract, request, run)
         above = None if policy is self.dispatcher.process_policy else policy
-        return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}), fallback=fallback, policy=above)
+        return Placement(
+            decision, decision.chosen, run,
+            cannot=dict(cannot or {}), fallback=fallback, policy=above, unmeasured=silent,
+        )  # fmt: skip
+
+    def demote(self, placement: Placement, detail: str) -> None:
+        """Has a placement's kernel serve no call of such a kind any more: it gave a wrong result. All choose anew."""
+        self.dispatcher.demote(placement.kernel, placement.decision.request, detail)
+        self.table.clear()
+
+    def kind_of(self, placement: Placement) -> str:
+        """The kind of a placement's calls, whatever their sizes, as text."""
+        request = placement.decision.request.without_symbols()
+        return Kind.of(request, self.dispatcher.registry.for_op(request.op)).text
+
+    def _unmeasured(self, decision: Decision) -> Silence:
+        wishes = decision.wishes
+        return "" if wishes is None else self.dispatcher.routes.unmeasured(decision.request, wishes)
 
     def _warn_of_layout(self, request: Request) -> None:
         if self.contract.op != "attention" or self._warned_of_layout:

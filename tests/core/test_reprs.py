@@ -47,8 +47,10 @@ RETURNED: Mapping[str, Any] = {
     "PLUGIN_API": lambda: portakernel.PLUGIN_API,
     "errors": None,  # modules
     "masks": None,
+    "metrics": None,
     "ops": None,
     "paging": None,
+    "shadow": None,
     "set_policy": None,  # these return nothing
     "load_plan": None,
     "load_policy": None,
