@@ -18,6 +18,8 @@ from torch import Tensor
 
 from portakernel.calling.argument_policies import ArgumentPolicies
 from portakernel.calling.arguments import Arguments, Tensors
+from portakernel.calling.arrays.calls import ArrayCalls, some_are_arrays
+from portakernel.calling.arrays.copies import ArrayCopies
 from portakernel.calling.attempts import Attempts
 from portakernel.calling.fallback import Fallbacks
 from portakernel.calling.fast.cells import Cells
@@ -43,7 +45,7 @@ from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.explaining import decide_as_called
 from portakernel.deciding.kernel_argument import strictly
 from portakernel.deciding.policies import Policy
-from portakernel.errors import LayoutWarning
+from portakernel.errors import ArgumentTypeError, LayoutWarning
 from portakernel.host.as_written import as_written
 from portakernel.host.call_site import callers_level
 from portakernel.host.forks import unsplit
@@ -70,6 +72,8 @@ class OpCaller:
         self.transformed: Callable[..., Tensor] | None = None
         # How a call is made on DTensors, where one of the tensors is; the bridge sets it too.
         self.distributed: Callable[[Sequence[Any]], Callable[..., Any] | None] | None = None
+        # The function that `portakernel.ops` offers, which a call with arrays goes through once more, with tensors.
+        self.offered: Callable[..., Any] | None = None
         self._fallbacks = Fallbacks(dispatcher)
         self._warned_of_layout = False
         kernels = dispatcher.kernels_here(contract.op)
@@ -278,6 +282,8 @@ class OpCaller:
         Its tensors are ``plain``, or would be if no gradient of theirs were recorded (``trained``), or neither.
         """
         values = self.arguments.canonical(parameters)
+        if ((not plain and not trained) or out is not None) and some_are_arrays(tensors, out):
+            return self.arrays.serve(tensors, values, out, kernel)
         if plain:
             self.arguments.check(tensors, values)
         else:  # the torch op checks the rest, once autocast, vmap and the like have had their turn
@@ -294,6 +300,42 @@ class OpCaller:
         if trained:
             return self._trained(tensors, values, policy, argument)
         return self.run(PLAIN, tensors, values, policy, (*tensors, *values, None), declined=declined)
+
+    def otherwise(
+        self,
+        tensors: Sequence[Any],
+        parameters: Sequence[Any],
+        out: Any,
+        kernel: object,
+        unknown: Mapping[str, Any],
+        third: object,
+    ) -> Any:
+        """A public call with arguments that the op has not, of which ``copy`` means something to arrays.
+
+        Raises:
+            ArgumentTypeError: there are others, or too many by position, or ``copy`` is neither False nor None.
+        """
+        others = {name: value for name, value in unknown.items() if name != "copy"}
+        if others or third is not ...:
+            self.arguments.refuse(others, third)
+        copy = unknown["copy"]
+        if copy is not None and copy is not False:
+            text = "copy is None (what DLPack copies is counted) or False (it is an error)"
+            raise ArgumentTypeError(f"{self.contract.op}: {text}; this is {copy!r}")
+        if some_are_arrays(tensors, out):
+            return self.arrays.serve(tensors, self.arguments.canonical(parameters), out, kernel, copy)
+        return self.arrays.on_tensors(tensors, parameters, out, kernel)
+
+    @functools.cached_property  # whoever has tensors alone does not pay for it
+    def arrays(self) -> ArrayCalls:
+        """The op's calls with arrays of other libraries."""
+        if self.offered is None:
+            raise TypeError(f"{self.contract.op} has no public function, which calls with arrays go through")
+        return ArrayCalls(self.arguments, self.offered)
+
+    def array_copies(self) -> list[ArrayCopies]:
+        """The copies of arrays that calls of the op have cost so far."""
+        return self.arrays.copies.rows() if "arrays" in self.__dict__ else []
 
     def _trained(self, tensors: Sequence[Any], values: Sequence[Any], policy: Policy, argument: str) -> Any:
         """A call whose gradient is recorded: without torch's dispatcher where it can be."""
