@@ -45,7 +45,7 @@ from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.explaining import decide_as_called
 from portakernel.deciding.kernel_argument import strictly
 from portakernel.deciding.policies import Policy
-from portakernel.errors import ArgumentTypeError, LayoutWarning
+from portakernel.errors import LayoutWarning
 from portakernel.host.as_written import as_written
 from portakernel.host.call_site import callers_level
 from portakernel.host.forks import unsplit
@@ -73,7 +73,7 @@ class OpCaller:
         # How a call is made on DTensors, where one of the tensors is; the bridge sets it too.
         self.distributed: Callable[[Sequence[Any]], Callable[..., Any] | None] | None = None
         # The function that `portakernel.ops` offers, which a call with arrays goes through once more, with tensors.
-        self.offered: Callable[..., Any] | None = None
+        self.offered: Callable[..., Any]
         self._fallbacks = Fallbacks(dispatcher)
         self._warned_of_layout = False
         kernels = dispatcher.kernels_here(contract.op)
@@ -310,28 +310,13 @@ class OpCaller:
         unknown: Mapping[str, Any],
         third: object,
     ) -> Any:
-        """A public call with arguments that the op has not, of which ``copy`` means something to arrays.
-
-        Raises:
-            ArgumentTypeError: there are others, or too many by position, or ``copy`` is neither False nor None.
-        """
-        others = {name: value for name, value in unknown.items() if name != "copy"}
-        if others or third is not ...:
-            self.arguments.refuse(others, third)
-        copy = unknown["copy"]
-        if copy is not None and copy is not False:
-            text = "copy is None (what DLPack copies is counted) or False (it is an error)"
-            raise ArgumentTypeError(f"{self.contract.op}: {text}; this is {copy!r}")
-        if some_are_arrays(tensors, out):
-            return self.arrays.serve(tensors, self.arguments.canonical(parameters), out, kernel, copy)
-        return self.arrays.on_tensors(tensors, parameters, out, kernel)
+        """A public call with arguments that the op has not, of which ``copy`` means something to arrays."""
+        return self.arrays.otherwise(tensors, parameters, out, kernel, unknown, third)
 
     @functools.cached_property  # whoever has tensors alone does not pay for it
     def arrays(self) -> ArrayCalls:
         """The op's calls with arrays of other libraries."""
-        if self.offered is None:
-            raise TypeError(f"{self.contract.op} has no public function, which calls with arrays go through")
-        return ArrayCalls(self.arguments, self.offered)
+        return ArrayCalls(self.arguments, lambda *arguments, **named: self.offered(*arguments, **named))
 
     def array_copies(self) -> list[ArrayCopies]:
         """The copies of arrays that calls of the op have cost so far."""

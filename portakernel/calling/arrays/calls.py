@@ -1,4 +1,4 @@
-"""A call with arrays: which library's they are, what is refused, the same call with tensors, the results handed back."""
+"""A call with arrays: whose they are, what is refused, the same call with tensors, the results handed back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from portakernel.calling.arrays.copies import CopyCounter
 from portakernel.calling.arrays.cupy_arrays import CuPyArrays
 from portakernel.calling.arrays.devices import torch_device
 from portakernel.calling.arrays.jax_arrays import JaxArrays, is_traced
-from portakernel.calling.arrays.libraries import PAIRS, Library, described, result_dtypes
+from portakernel.calling.arrays.libraries import PAIRS, Library, described
 from portakernel.calling.arrays.numpy_arrays import NumPyArrays
 from portakernel.calling.arrays.streams import Queue, Streams, TorchStreams
 from portakernel.calling.arrays.transformed import TransformedCalls
@@ -49,7 +49,6 @@ class ArrayCalls:
         self.copies = CopyCounter(self.contract.op)
         self._arguments, self._call, self._streams = arguments, call, streams
         self._positional = [tensor.name for tensor in self.contract.tensors if not tensor.keyword]
-        self._results = result_dtypes(self.contract)
         self._transformed = TransformedCalls(arguments, self.counted)
 
     def serve(
@@ -79,12 +78,51 @@ class ArrayCalls:
                 self._streams.keep(queue, tuple(arrays.values()))
             return self._handed_back(library, returned, values, copy) if out is None else out
 
-    def tensors(self, tensors: Sequence[Any]) -> list[Any]:
-        """The tensors on the arrays' memory, for whoever asks about a call without making it.
+    def otherwise(
+        self,
+        tensors: Sequence[Any],
+        parameters: Sequence[Any],
+        out: Any,
+        kernel: object,
+        unknown: Mapping[str, Any],
+        third: object,
+    ) -> Any:
+        """A public call with ``unknown`` arguments, of which ``copy`` alone means something; to tensors, nothing.
+
+        Raises:
+            ArgumentTypeError: there are others, or too many by position, or ``copy`` is neither False nor None.
+        """
+        others = {name: value for name, value in unknown.items() if name != "copy"}
+        if others or third is not ...:
+            self._arguments.refuse(others, third)
+        copy = unknown["copy"]
+        if copy is not None and copy is not False:
+            text = "copy is None (what DLPack copies is counted) or False (it is an error)"
+            raise ArgumentTypeError(f"{self.contract.op}: {text}; this is {copy!r}")
+        if some_are_arrays(tensors, out):
+            return self.serve(tensors, self._arguments.canonical(parameters), out, kernel, copy)
+        return self.on_tensors(tensors, parameters, out, kernel)
+
+    def refuse(self, arguments: Sequence[Any]) -> None:
+        """Nothing, when no argument is an array, for what takes tensors alone.
+
+        Raises:
+            ArgumentTypeError: one is; says how it becomes a tensor.
+        """
+        arrays = [name for name, each in zip(self.contract.names, arguments, strict=True) if some_are_arrays([each])]
+        if arrays:
+            made = " and ".join(f"torch.from_dlpack({name})" for name in arrays)
+            text = f"{self.contract.op}: a bound handle takes tensors: to convert arrays would cost more than it spares"
+            raise ArgumentTypeError(f"{text}; bind with {made}, made once, and call it with such")
+
+    def tensors(self, tensors: list[Any]) -> list[Any]:
+        """A call's arguments, arrays as tensors on their memory, for whoever asks about a call without making it.
 
         Raises:
             ArgumentTypeError, ArgumentValueError: as ``serve``; or one has no memory, inside of a transformation.
         """
+        if not some_are_arrays(tensors):
+            return tensors
         library = self._library(tensors, {})
         given = {name: array for name, array in zip(self.contract.names, tensors, strict=True) if array is not None}
         for name, array in given.items():
@@ -144,7 +182,7 @@ class ArrayCalls:
         others = [name for name, library in known.items() if library is not first]
         made = " and ".join(f"{maker}({name})" for name in others)
         text = f"{self.contract.op}: arguments of several kinds: {listed}; the result is of the caller's kind"
-        raise ArgumentTypeError(f"{text}, so give all of one: {made} {'are' if len(others) > 1 else 'is'} as the first")
+        raise ArgumentTypeError(f"{text}, so give all of one, as by {made}")
 
     def _refuse_no_array(self, name: str, argument: object, tensors: Sequence[Any]) -> NoReturn:
         tensor = self.contract.tensor(name)
@@ -202,9 +240,7 @@ class ArrayCalls:
                 raise ArgumentValueError(text)
         return library.queue(devices[first], self._streams)
 
-    def _taken(
-        self, library: Library, arrays: Mapping[str, Any], queue: Queue, copy: bool | None
-    ) -> dict[str, Tensor]:
+    def _taken(self, library: Library, arrays: Mapping[str, Any], queue: Queue, copy: bool | None) -> dict[str, Tensor]:
         """The tensors on the arrays' memory, which may be read on the queue."""
         taken = dict[str, Tensor]()
         for name, array in arrays.items():
@@ -237,9 +273,7 @@ class ArrayCalls:
             return None if returned is None else self._one_back(library, returned, 0, values, copy)
         return tuple(self._one_back(library, tensor, place, values, copy) for place, tensor in enumerate(returned))
 
-    def _one_back(
-        self, library: Library, tensor: Tensor, place: int, values: Sequence[Any], copy: bool | None
-    ) -> Any:
+    def _one_back(self, library: Library, tensor: Tensor, place: int, values: Sequence[Any], copy: bool | None) -> Any:
         array = library.given_back(tensor)
         if tensor.numel() and library.address(array) != tensor.data_ptr():
             name = self._arguments.at(values).outputs[place].name

@@ -31,7 +31,7 @@ class CuPyArrays:
         """As ``Library``."""
         cupy = sys.modules["cupy"]
         if type(array) is not cupy.ndarray:
-            text = f"is a subclass of cupy.ndarray, {type(array).__qualname__}, whose own ways a kernel would not follow"
+            text = f"is of {type(array).__qualname__}, a subclass of cupy.ndarray whose own ways a kernel cannot follow"
             return f"{text}; {name}.view(cupy.ndarray) is the plain array"
         return layout_refusal(array, name, "cupy")
 

@@ -17,7 +17,7 @@ _X64 = "JAX would make 32 bits of it without a word: jax.config.update('jax_enab
 
 
 class JaxArrays:
-    """As ``Library``. JAX has streams of its own and shows none: a call runs on torch's, which JAX's arrays wait for."""
+    """As ``Library``. JAX shows none of its streams: a call runs on torch's, which is made to wait for the arrays."""
 
     name, maker = "JAX", "jax.numpy.asarray"
 

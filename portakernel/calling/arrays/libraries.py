@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.arrays.streams import Queue, Streams
-from portakernel.contract import Contract
-from portakernel.contract.parts import Choice, alternatives
-from portakernel.words.dtypes import DTYPES
 
 # What torch calls two numbers of four bits in a byte, and no other library has: there they are bytes.
 PAIRS = "float4_e2m1fn_x2"
@@ -76,20 +73,6 @@ def described(argument: object) -> str:
     if module in ("jaxlib", "jax"):
         return "jax.Array"
     return f"{module}.{kind.__qualname__}".removeprefix("builtins.")
-
-
-def result_dtypes(contract: Contract) -> dict[str, tuple[str, ...]]:
-    """For each result the dtypes that the contract may give it whatever the arguments' are."""
-    declared = dict[str, tuple[str, ...]]()
-    for result in contract.outputs:
-        words = dict[str, None]()
-        for part in alternatives(result.dtype) if isinstance(result.dtype, Choice) else [result.dtype]:
-            if part in DTYPES:
-                words[str(part)] = None
-            elif part:  # a parameter holds it
-                words |= dict.fromkeys(str(choice) for choice in contract.parameter(str(part)).choices)
-        declared[result.name] = tuple(word for word in words if word in DTYPES)
-    return declared
 
 
 def byte_type(itemsize: int) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
@@ -34,7 +35,9 @@ class NumPyArrays:
         if isinstance(array, numpy.ma.MaskedArray):
             return f"is a masked array, whose mask a kernel would not see; fill it first: {name}.filled(0)"
         if type(array) not in (numpy.ndarray, numpy.memmap):
-            text = f"is a subclass of numpy.ndarray, {type(array).__qualname__}, whose own ways a kernel would not follow"
+            text = (
+                f"is of {type(array).__qualname__}, a subclass of numpy.ndarray whose own ways a kernel cannot follow"
+            )
             return f"{text}; {name}.view(numpy.ndarray) is the plain array"
         return layout_refusal(array, name, "numpy")
 
@@ -92,7 +95,7 @@ def layout_refusal(array: Any, name: str, module: str) -> str:
 
 
 def taken_as_bytes(array: Any, queue: Queue) -> Tensor:
-    """The tensor on an array's memory; what ml_dtypes adds to NumPy goes over as whole numbers, for want of DLPack's."""
+    """The tensor on an array's memory; what ml_dtypes adds to NumPy goes over as whole numbers."""
     name = array.dtype.name
     if name in _OWN or name not in DTYPES:
         return taken_over(array, queue)
@@ -102,9 +105,7 @@ def taken_as_bytes(array: Any, queue: Queue) -> Tensor:
 
 def ml_dtype(name: str) -> Any:
     """The dtype that ml_dtypes adds to NumPy under this name."""
-    import ml_dtypes
-
-    return getattr(ml_dtypes, name)
+    return getattr(importlib.import_module("ml_dtypes"), name)
 
 
 def small_floats_missing(dtypes: Iterable[str]) -> Mapping[str, str]:

@@ -7,13 +7,14 @@ the stream it will read on, and whoever gives it has that stream wait for what f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 # DLPack's names for CUDA's default streams: 1 is the legacy one, 2 that of each thread; in HIP 0 is the default one.
 LEGACY, PER_THREAD = 1, 2
@@ -52,7 +53,7 @@ class TorchStreams:
     """The streams of torch's CUDA devices (ROCm's too)."""
 
     def __init__(self) -> None:
-        self._in_flight: deque[tuple[torch.cuda.Event, Sequence[Tensor]]] = deque()
+        self._in_flight: deque[tuple[Any, Sequence[Tensor]]] = deque()
 
     def current(self, device: torch.device) -> Queue:
         """As ``Streams``."""
@@ -66,13 +67,13 @@ class TorchStreams:
             return torch.cuda.device(queue.device)
         if queue.handle == 0:
             return torch.cuda.stream(torch.cuda.default_stream(queue.device))
-        return torch.cuda.stream(torch.cuda.ExternalStream(queue.handle, device=queue.device))
+        return torch.cuda.stream(_stream(queue.handle, queue.device))
 
     def keep(self, queue: Queue, tensors: Sequence[Tensor]) -> None:
         """As ``Streams``; what has run is let go at the next call."""
         if queue.handle is None:
             return
-        event = torch.cuda.Event()
+        event = _event()
         event.record(torch.cuda.current_stream(queue.device))
         self._in_flight.append((event, tensors))
         while self._in_flight and self._in_flight[0][0].query():
@@ -80,6 +81,11 @@ class TorchStreams:
                 self._in_flight.popleft()
             except IndexError:  # another thread was quicker
                 return
+
+
+# PyTorch's own annotations leave these two out.
+_stream: Callable[..., torch.cuda.Stream] = torch.cuda.ExternalStream
+_event: Callable[..., Any] = torch.cuda.Event
 
 
 def taken_over(array: Any, queue: Queue) -> Tensor:
@@ -93,5 +99,4 @@ def taken_over(array: Any, queue: Queue) -> Tensor:
         capsule = array.__dlpack__(**named, max_version=(1, 0))
     except TypeError:  # a library that knows no versions
         capsule = array.__dlpack__(**named)
-    tensor: Tensor = torch.utils.dlpack.from_dlpack(capsule)
-    return tensor
+    return from_dlpack(capsule)

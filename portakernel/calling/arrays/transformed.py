@@ -31,7 +31,7 @@ class Fixed:
 
 
 class TransformedCalls:
-    """One op's calls on what stands for JAX's arrays; ``call(tensors by name, values, kernel)`` makes one on tensors."""
+    """One op's calls on what stands for JAX's arrays; ``call(tensors by name, values, kernel)`` makes one."""
 
     def __init__(self, arguments: Arguments, call: Callable[..., Any]) -> None:
         self._arguments, self._call = arguments, call
@@ -151,7 +151,9 @@ class _Kind:
     def _at_once(self, run: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         """``run`` on the arrays' memory, its results as arrays of JAX."""
         first = arrays[0]
-        device = torch.device("cpu") if first.platform() == "cpu" else torch.device("cuda", first.device.local_hardware_id)
+        device = (
+            torch.device("cpu") if first.platform() == "cpu" else torch.device("cuda", first.device.local_hardware_id)
+        )
         queue = self._jax.queue(device, self._streams)
         with self._streams.working_on(queue):
             tensors = [self._jax.taken(array, queue) for array in arrays]
@@ -190,12 +192,16 @@ class _Kind:
         chosen = jax.config.jax_default_device
         platform = chosen if isinstance(chosen, str) else getattr(chosen, "platform", None) or jax.default_backend()
         if platform != "cpu":
-            text = f"{op}: traced by JAX for {platform}, where a kernel in a traced program needs an FFI target of its own"
+            text = (
+                f"{op}: traced by JAX for {platform}, where a kernel inside of jax.jit needs an FFI target of its own"
+            )
             raise ArgumentValueError(f"{text}, which portakernel has not; call it outside of jax.jit")
         for name, array in zip(self._names, arrays, strict=True):
             if str(array.dtype) not in DTYPES:
                 accepted = ", ".join(self.contract.possible_dtypes(name))
-                raise ArgumentTypeError(f"{op}: {name} has dtype {array.dtype}, which no op takes; accepted: {accepted}")
+                raise ArgumentTypeError(
+                    f"{op}: {name} has dtype {array.dtype}, which no op takes; accepted: {accepted}"
+                )
         self._arguments.check(self._stand_ins(arrays), self._values)
 
 
@@ -204,7 +210,7 @@ def _is_there(cotangent: Any) -> bool:
     jax = sys.modules["jax"]
     if isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
         return False
-    return getattr(cotangent, "dtype", None) != jax.dtypes.float0
+    return bool(getattr(cotangent, "dtype", None) != jax.dtypes.float0)
 
 
 def _shape(shape: tuple[int, ...], dtype: torch.dtype) -> Any:
