@@ -316,7 +316,11 @@ class OpCaller:
     @functools.cached_property  # whoever has tensors alone does not pay for it
     def arrays(self) -> ArrayCalls:
         """The op's calls with arrays of other libraries."""
-        return ArrayCalls(self.arguments, lambda *arguments, **named: self.offered(*arguments, **named))
+        return ArrayCalls(self.arguments, self._public)
+
+    def _public(self, *arguments: Any, **named: Any) -> Any:
+        """The public function, which may be made after it is asked for."""
+        return self.offered(*arguments, **named)
 
     def array_copies(self) -> list[ArrayCopies]:
         """The copies of arrays that calls of the op have cost so far."""

@@ -36,7 +36,9 @@ def library(request, monkeypatch):
 
 
 def counted(op):
-    return {(row.name, row.library): (row.copies, row.bytes) for row in portakernel.stats().array_copies if row.op == op}
+    return {
+        (row.name, row.library): (row.copies, row.bytes) for row in portakernel.stats().array_copies if row.op == op
+    }
 
 
 @pytest.mark.parametrize(("library", "name"), [(CopyingNumPy, "x"), (CopyingBack, "y")], indirect=["library"])
@@ -44,7 +46,9 @@ def test_a_copy_is_counted_with_its_bytes_and_shown(library, name):
     before = counted("softmax").get((name, "NumPy"), (0, 0))
     ops.softmax(X)
     assert counted("softmax")[name, "NumPy"] == (before[0] + 1, before[1] + X.nbytes)
-    assert f"ArrayCopies(op='softmax', name='{name}', library='NumPy', copies={before[0] + 1}," in repr(portakernel.stats())
+    assert f"ArrayCopies(op='softmax', name='{name}', library='NumPy', copies={before[0] + 1}," in repr(
+        portakernel.stats()
+    )
 
 
 @pytest.mark.parametrize(("library", "name"), [(CopyingNumPy, "x"), (CopyingBack, "y")], indirect=["library"])
@@ -66,8 +70,10 @@ def test_what_is_written_is_never_a_copy(library):
         "softmax: out is to be written, but NumPy gives a copy of it away, which nobody would see; give memory that it"
         " shares"
     )
-    with pytest.raises(ArgumentValueError, match=r"^write_kv_cache: key_cache is to be written, but NumPy gives a copy"):
-        key, cache = np.ones((2, 1, 4), np.float32), np.zeros((3, 2, 1, 4), np.float32)
+    key, cache = np.ones((2, 1, 4), np.float32), np.zeros((3, 2, 1, 4), np.float32)
+    with pytest.raises(
+        ArgumentValueError, match=r"^write_kv_cache: key_cache is to be written, but NumPy gives a copy"
+    ):
         ops.write_kv_cache(key, key, cache, cache.copy(), np.array([4, 1]))
     assert not out.any()
 

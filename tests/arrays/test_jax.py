@@ -124,9 +124,7 @@ class TestGradients:
             assert np.allclose(gradient(ops.rms_norm, eps), gradient(rms_norm, eps), rtol=1e-4, atol=1e-5)
 
     def test_an_op_without_a_gradient_says_so(self):
-        text = (
-            "quantize_fp8 has no gradient; where none is meant, wrap its arguments: jax.lax.stop_gradient(...)"
-        )
+        text = "quantize_fp8 has no gradient; where none is meant, wrap its arguments: jax.lax.stop_gradient(...)"
         with pytest.raises(DerivativeError) as caught:
             jax.grad(lambda x: ops.quantize_fp8(x)[1].sum())(jnp.asarray(X))
         assert str(caught.value) == text
@@ -157,7 +155,9 @@ class TestTraces:
         assert as_bytes(jax.vmap(ops.rms_norm, (0, None))(x, weight)) == as_bytes(ops.rms_norm(x, weight))
 
     def test_what_does_not_fit_is_told_while_it_is_traced(self):
-        with pytest.raises(ArgumentValueError, match=r"^rms_norm: weight has shape \(63,\), so N = 63, but x has N = 64"):
+        with pytest.raises(
+            ArgumentValueError, match=r"^rms_norm: weight has shape \(63,\), so N = 63, but x has N = 64"
+        ):
             jax.jit(ops.rms_norm).lower(jnp.asarray(X), jnp.zeros(63))
 
     def test_a_policy_block_around_the_trace_holds_in_the_callback(self):
@@ -224,6 +224,4 @@ def test_sharded_and_deleted_arrays_are_refused():
 def test_dtypes_that_no_op_takes_are_told_with_those_that_are():
     with pytest.raises(ArgumentTypeError) as caught:
         ops.softmax(jnp.zeros(4, jnp.int4))
-    assert str(caught.value) == (
-        "softmax: x has dtype int4, which no op takes; accepted: float32, float16, bfloat16"
-    )
+    assert str(caught.value) == ("softmax: x has dtype int4, which no op takes; accepted: float32, float16, bfloat16")

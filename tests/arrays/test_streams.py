@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from portakernel import ops
-from portakernel.calling.arrays import calls
+from portakernel.calling.arrays import calls, streams
 from portakernel.calling.arrays.streams import Queue, TorchStreams, taken_over
 from portakernel.errors import ArgumentValueError
 from portakernel.runtime import caller
@@ -88,15 +89,6 @@ class WrongStream(FakeCuda):
         return contextlib.nullcontext()
 
 
-class UnnamedStream(FakeCuda):
-    """The fault: the kernel runs where it should, but the arrays are asked for on another stream."""
-
-    @contextlib.contextmanager
-    def working_on(self, queue: Queue) -> Iterator[None]:
-        with super().working_on(queue):
-            yield
-
-
 @pytest.fixture
 def log(monkeypatch):
     """A fake CuPy, current on a stream of the caller's, and a registry that has a GPU."""
@@ -114,7 +106,7 @@ def log(monkeypatch):
     return log
 
 
-def served(log: Log, streams: Any, *arrays: Any, op: str = "rms_norm", **more: Any) -> Any:
+def served(log: Log, queues: Any, *arrays: Any, op: str = "rms_norm", **more: Any) -> Any:
     """A call with arrays on these streams; notes which one is current when the op itself is called."""
 
     def call(*tensors: Any, **named: Any) -> Any:
@@ -124,7 +116,7 @@ def served(log: Log, streams: Any, *arrays: Any, op: str = "rms_norm", **more: A
     arguments = caller(op).arguments
     given = [*arrays, *[None] * (len(arguments.names) - len(arrays))]
     values = arguments.canonical([parameter.default for parameter in arguments.contract.parameters])
-    return calls.ArrayCalls(arguments, call, streams).serve(given, values, more.get("out"), None)
+    return calls.ArrayCalls(arguments, call, queues).serve(given, values, more.get("out"), None)
 
 
 def all_on_the_callers_stream(log: Log) -> bool:
@@ -240,3 +232,68 @@ class TestJax:
         assert isinstance(y, library.Array)
         assert asked == [TORCHS, TORCHS]
         assert log.events == [("launched on", TORCHS), ("kept until done on", TORCHS)]
+
+
+class TestTorchStreams:
+    """Which of torch's streams is entered for a handle, and how long memory is kept; torch.cuda is a stand-in."""
+
+    @pytest.fixture
+    def entered(self, monkeypatch):
+        entered = list[Any]()
+
+        def note(what: str) -> Any:
+            def made(*arguments: Any, **named: Any) -> Any:
+                entered.append((what, *arguments, *named.values()))
+                return contextlib.nullcontext()
+
+            return made
+
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=TORCHS))
+        monkeypatch.setattr(torch.cuda, "default_stream", lambda device: f"default of {device}")
+        monkeypatch.setattr(torch.cuda, "device", note("device"))
+        monkeypatch.setattr(torch.cuda, "stream", note("stream"))
+        monkeypatch.setattr(streams, "_stream", lambda handle, device: f"{handle:#x} of {device}")
+        return entered
+
+    @pytest.mark.parametrize(
+        ("handle", "wanted"),
+        [
+            (TORCHS, ("device", DEVICE)),
+            (0, ("stream", "default of cuda:0")),
+            (CALLERS, ("stream", "0xa0 of cuda:0")),
+        ],
+        ids=["the current one", "the default one", "another"],
+    )
+    def test_the_stream_of_the_handle_is_entered_with_its_device(self, entered, handle, wanted):
+        with TorchStreams().working_on(Queue(DEVICE, handle)):
+            assert entered == [wanted]
+
+    def test_the_current_stream_is_torchs(self, entered):
+        assert TorchStreams().current(DEVICE) == Queue(DEVICE, TORCHS)
+
+    def test_memory_is_kept_until_its_event_has_come(self, entered, monkeypatch):
+        events = []
+
+        class Event:
+            def __init__(self) -> None:
+                self.done, self.recorded = False, None
+                events.append(self)
+
+            def record(self, stream: Any) -> None:
+                self.recorded = stream.cuda_stream
+
+            def query(self) -> bool:
+                return self.done
+
+        monkeypatch.setattr(streams, "_event", Event)
+        kept, queue = TorchStreams(), Queue(DEVICE, TORCHS)
+        tensors = [torch.zeros(1) for _ in range(3)]
+        gone = [weakref.ref(tensor) for tensor in tensors]
+        for place in range(3):
+            kept.keep(queue, (tensors[place],))
+            tensors[place] = None
+            if place == 1:
+                assert [ref() is None for ref in gone] == [False, False, False]
+                events[0].done = True
+        assert [ref() is None for ref in gone] == [True, False, False]
+        assert [event.recorded for event in events] == [TORCHS] * 3

@@ -48,6 +48,7 @@ class ArrayCalls:
         self.contract = arguments.contract
         self.copies = CopyCounter(self.contract.op)
         self._arguments, self._call, self._streams = arguments, call, streams
+        self._names = self.contract.names
         self._positional = [tensor.name for tensor in self.contract.tensors if not tensor.keyword]
         self._transformed = TransformedCalls(arguments, self.counted)
 
@@ -60,7 +61,7 @@ class ArrayCalls:
             ArgumentTypeError: arguments are of several libraries, or no arrays.
             ArgumentValueError: one cannot be handed over, or not be written; with ``copy=False``: one was copied.
         """
-        given = {name: array for name, array in zip(self.contract.names, tensors, strict=True) if array is not None}
+        given = {name: array for name, array in zip(self._names, tensors, strict=True) if array is not None}
         outs = self._outs(out)
         library = self._library(tensors, outs)
         self._check_results(library, values)
@@ -109,7 +110,7 @@ class ArrayCalls:
         Raises:
             ArgumentTypeError: one is; says how it becomes a tensor.
         """
-        arrays = [name for name, each in zip(self.contract.names, arguments, strict=True) if some_are_arrays([each])]
+        arrays = [name for name, each in zip(self._names, arguments, strict=True) if some_are_arrays([each])]
         if arrays:
             made = " and ".join(f"torch.from_dlpack({name})" for name in arrays)
             text = f"{self.contract.op}: a bound handle takes tensors: to convert arrays would cost more than it spares"
@@ -124,7 +125,7 @@ class ArrayCalls:
         if not some_are_arrays(tensors):
             return tensors
         library = self._library(tensors, {})
-        given = {name: array for name, array in zip(self.contract.names, tensors, strict=True) if array is not None}
+        given = {name: array for name, array in zip(self._names, tensors, strict=True) if array is not None}
         for name, array in given.items():
             if is_traced(array):
                 text = f"{self.contract.op}: {name} is traced by JAX and has no memory yet"
@@ -132,13 +133,13 @@ class ArrayCalls:
         queue = self._queue(library, given)
         with self._streams.working_on(queue):
             made = self._taken(library, given, queue, None)
-        return [made.get(name) for name in self.contract.names]
+        return [made.get(name) for name in self._names]
 
     def counted(
         self, tensors: Mapping[str, Tensor], values: Sequence[Any], kernel: object = None, out: Any = None
     ) -> Any:
         """The public call with tensors; the process's record counts it as theirs."""
-        row = [tensors.get(name) for name in self.contract.names]
+        row = [tensors.get(name) for name in self._names]
         with public_call(self.contract.op) as under_way:
             returned = self.on_tensors(row, values, out, kernel)
         if not under_way.is_counted:
@@ -148,7 +149,7 @@ class ArrayCalls:
 
     def on_tensors(self, tensors: Sequence[Any], values: Sequence[Any], out: Any, kernel: object) -> Any:
         """The public call with these tensors and values, each in the contract's order."""
-        given = dict(zip(self.contract.names, tensors, strict=True))
+        given = dict(zip(self._names, tensors, strict=True))
         by_position = [given.pop(name) for name in self._positional]
         written = {"out": out} if self.contract.outputs else {}
         return self._call(*by_position, **given, **self._arguments.named(values), **written, kernel=kernel)
@@ -175,7 +176,7 @@ class ArrayCalls:
         kinds = set(known.values())
         if len(kinds) == 1 and (library := kinds.pop()) is not None:
             return library
-        arguments = {**dict(zip(self.contract.names, tensors, strict=True)), **outs}
+        arguments = {**dict(zip(self._names, tensors, strict=True)), **outs}
         listed = ", ".join(f"{name} is {described(arguments[name])}" for name in known)
         first = next(iter(known.values()))
         maker = "torch.from_dlpack" if first is None else first.maker
@@ -189,9 +190,7 @@ class ArrayCalls:
         if argument is None or argument is NOT_GIVEN:
             raise ArgumentTypeError(f"{self.contract.op}: {complaint(self.contract, tensor, argument)}")
         other, array = next(
-            (known, value)
-            for known, value in zip(self.contract.names, tensors, strict=True)
-            if library_of(value) is not None
+            (known, value) for known, value in zip(self._names, tensors, strict=True) if library_of(value) is not None
         )
         text = f"{self.contract.op}: {name} must be {described(array)}, as {other} is; this is {described(argument)}"
         raise ArgumentTypeError(text)
@@ -211,7 +210,8 @@ class ArrayCalls:
         narrow = dtype.replace("64", "32")
         declared = next(output.dtype for output in self.contract.outputs if output.name == result)
         holder = next((parameter for parameter in self.contract.parameters if parameter.name == declared), None)
-        return "" if holder is None or narrow not in holder.choices else f", or ask for {holder.name}={narrow!r}"
+        can = holder is not None and narrow != dtype and narrow in holder.choices
+        return "" if holder is None or not can else f", or ask for {holder.name}={narrow!r}"
 
     def _check_written(self, library: Library, given: Mapping[str, Any], outs: Mapping[str, Any]) -> None:
         """Nothing, when what the op writes may be written."""
@@ -229,7 +229,7 @@ class ArrayCalls:
             if refusal := library.refusal(array, name):
                 raise ArgumentValueError(f"{op}: {name} {refusal}")
             if (dtype := library.dtype(array)) not in DTYPES:
-                accepted = self.contract.possible_dtypes(name) if name in self.contract.names else ()
+                accepted = self.contract.possible_dtypes(name) if name in self._names else ()
                 told = f"; accepted: {', '.join(accepted)}" if accepted else ""
                 raise ArgumentTypeError(f"{op}: {name} has dtype {dtype}, which no op takes{told}")
             devices[name] = torch_device(op, name, array, self._arguments.registry)
@@ -247,7 +247,7 @@ class ArrayCalls:
             tensor = self._one_taken(library, name, array, queue)
             taken[name] = self._in_pairs(name, tensor)
             if tensor.numel() and library.address(array) != tensor.data_ptr():
-                if name not in self.contract.names or name in self.contract.mutated:
+                if name not in self._names or name in self.contract.mutated:
                     text = f"{self.contract.op}: {name} is to be written, but {library.name} gives a copy of it away"
                     raise ArgumentValueError(f"{text}, which nobody would see; give memory that it shares")
                 self._count_copy(library, name, tensor, copy)
@@ -262,7 +262,7 @@ class ArrayCalls:
 
     def _in_pairs(self, name: str, tensor: Tensor) -> Tensor:
         """Bytes as the pairs of four bits that they are, where the op takes such and no bytes."""
-        if tensor.dtype is not torch.uint8 or name not in self.contract.names:
+        if tensor.dtype is not torch.uint8 or name not in self._names:
             return tensor
         dtypes = self.contract.possible_dtypes(name)
         return tensor.view(getattr(torch, PAIRS)) if PAIRS in dtypes and "uint8" not in dtypes else tensor

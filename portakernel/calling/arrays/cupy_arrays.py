@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.arrays.libraries import PAIRS, byte_type
-from portakernel.calling.arrays.numpy_arrays import layout_refusal, ml_dtype, small_floats_missing, taken_as_bytes
+from portakernel.calling.arrays.numpy_arrays import (
+    dtype_name,
+    layout_refusal,
+    ml_dtype,
+    small_floats_missing,
+    taken_as_bytes,
+)
 from portakernel.calling.arrays.streams import PER_THREAD, Queue, Streams
 from portakernel.errors import ArgumentValueError
 
@@ -37,7 +43,7 @@ class CuPyArrays:
 
     def dtype(self, array: Any) -> str:
         """As ``Library``."""
-        return str(array.dtype.name)
+        return dtype_name(array.dtype)
 
     def fixed(self, array: Any, name: str) -> str:
         """As ``Library``."""

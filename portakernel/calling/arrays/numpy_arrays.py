@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -43,7 +44,7 @@ class NumPyArrays:
 
     def dtype(self, array: Any) -> str:
         """As ``Library``."""
-        return str(array.dtype.name)
+        return dtype_name(array.dtype)
 
     def fixed(self, array: Any, name: str) -> str:
         """As ``Library``."""
@@ -53,7 +54,7 @@ class NumPyArrays:
 
     def address(self, array: Any) -> int:
         """As ``Library``."""
-        return int(array.ctypes.data)
+        return int(array.__array_interface__["data"][0])
 
     def queue(self, device: torch.device, streams: Streams) -> Queue:
         """As ``Library``."""
@@ -80,6 +81,12 @@ class NumPyArrays:
         return False
 
 
+@functools.lru_cache(maxsize=64)
+def dtype_name(dtype: Any) -> str:
+    """The name of NumPy's dtype, which NumPy puts together each time."""
+    return str(dtype.name)
+
+
 def layout_refusal(array: Any, name: str, module: str) -> str:
     """Why an array of NumPy's make has no counterpart among tensors; empty where it has one."""
     if not array.dtype.isnative:
@@ -96,7 +103,7 @@ def layout_refusal(array: Any, name: str, module: str) -> str:
 
 def taken_as_bytes(array: Any, queue: Queue) -> Tensor:
     """The tensor on an array's memory; what ml_dtypes adds to NumPy goes over as whole numbers."""
-    name = array.dtype.name
+    name = dtype_name(array.dtype)
     if name in _OWN or name not in DTYPES:
         return taken_over(array, queue)
     carried = taken_over(array.view(f"u{array.dtype.itemsize}"), queue)
@@ -108,9 +115,14 @@ def ml_dtype(name: str) -> Any:
     return getattr(importlib.import_module("ml_dtypes"), name)
 
 
+def find_ml_dtypes() -> bool:
+    """Whether ml_dtypes is installed."""
+    return "ml_dtypes" in sys.modules or importlib.util.find_spec("ml_dtypes") is not None
+
+
 def small_floats_missing(dtypes: Iterable[str]) -> Mapping[str, str]:
     """Those that NumPy has not without ml_dtypes, where that is not installed."""
     wanted = [name for name in dtypes if name not in _OWN and name != PAIRS]
-    if not wanted or "ml_dtypes" in sys.modules or importlib.util.find_spec("ml_dtypes") is not None:
+    if not wanted or find_ml_dtypes():
         return {}
     return dict.fromkeys(wanted, "NumPy has it through the package ml_dtypes: pip install ml_dtypes")
