@@ -90,30 +90,57 @@ def _counted(readme: str, registry: Registry) -> str:
     return readme
 
 
+# What editors and type checkers see: a call with tensors first, as most are, then the same one with arrays.
+_STUB_HEAD = '''"""The public ops. Generated from the contracts by `make generate`."""
+
+from typing import Any, Literal, Protocol, TypeVar, overload
+
+from torch import Tensor, dtype
+
+class Array(Protocol):
+    """An array of NumPy, JAX or CuPy (docs/arrays.md): all of a call are of one of them, and so are its results.
+
+    A type checker gives a result the first argument's type, of which the dtype may be another.
+    """
+
+    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+_Array = TypeVar("_Array", bound=Array)
+'''
+
+
 def _stub() -> str:
-    head = '"""The public ops. Generated from the contracts by `make generate`."""\n\n'
-    head += "from typing import Literal\n\nfrom torch import Tensor, dtype\n"
-    return "\n".join([head, *(_signature(contract) for contract in own_contracts().values())])
+    return "\n".join([_STUB_HEAD, *(_signatures(contract) for contract in own_contracts().values())])
 
 
-def _signature(contract: Contract) -> str:
-    typed = {tensor.name: "Tensor | None" if tensor.optional else "Tensor" for tensor in contract.tensors}
+def _signatures(contract: Contract) -> str:
+    docstring = textwrap.indent(f'"""{document(contract)}\n"""', "    ")
+    of_tensors = _signature(contract, "Tensor", "kernel=None")
+    of_arrays = _signature(contract, "_Array" if contract.outputs else "Array", "kernel=None", "copy=None")
+    return f"@overload\n{of_tensors}\n{docstring}\n\n@overload\n{of_arrays} ...\n"
+
+
+def _signature(contract: Contract, kind: str, *more: str) -> str:
+    """The head of a function that takes tensors, or arrays, of a ``kind``; other arrays may be of other dtypes."""
+    first, others = contract.names[0], kind.removeprefix("_")
+    typed = {tensor.name: f"{others} | None" if tensor.optional else others for tensor in contract.tensors}
+    typed[first] = kind
     typed |= {parameter.name: _type(parameter) for parameter in contract.parameters}
     several = len(contract.outputs) > 1
     written = (
-        "tuple[Tensor, ...]"
+        f"tuple[{kind}, ...]"
         if all(output.when is None for output in contract.outputs)
-        else "Tensor | tuple[Tensor, ...]"
+        else f"{kind} | tuple[{kind}, ...]"
     )
-    result = written if several else "Tensor" if contract.outputs else "None"
-    typed |= {"out": f"{result} | None", "kernel": "str | None"}
+    result = written if several else kind if contract.outputs else "None"
+    typed |= {"out": f"{result.replace(kind, others)} | None", "kernel": "str | None", "copy": "Literal[False] | None"}
     arguments = []
-    for text in signature_arguments(contract, *outs(contract), "kernel=None"):
+    for text in signature_arguments(contract, *outs(contract), *more):
         name, equals, default = text.replace("'", '"').partition("=")
         arguments.append(text if name == "*" else f"{name}: {typed[name]}" + (f" = {default}" if equals else ""))
     body = "".join(f"    {argument},\n" for argument in arguments)
-    docstring = textwrap.indent(f'"""{document(contract)}\n"""', "    ")
-    return f"def {contract.op}(\n{body}) -> {result}:\n{docstring}\n"
+    return f"def {contract.op}(\n{body}) -> {result}:"
 
 
 def _type(parameter: Parameter) -> str:
