@@ -52,6 +52,7 @@ def add(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def add_layer_norm(
     x: Tensor,
@@ -114,6 +115,7 @@ def add_layer_norm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
+
 @overload
 def add_rms_norm(
     x: Tensor,
@@ -170,6 +172,7 @@ def add_rms_norm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
+
 @overload
 def add_rms_norm_quantize(
     x: Tensor,
@@ -231,6 +234,7 @@ def add_rms_norm_quantize(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
+
 @overload
 def attention(
     q: Tensor,
@@ -313,6 +317,7 @@ def attention(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
+
 @overload
 def attention_varlen(
     q: Tensor,
@@ -397,6 +402,7 @@ def attention_varlen(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
+
 @overload
 def block_sparse_attention(
     q: Tensor,
@@ -512,6 +518,7 @@ def block_sparse_attention(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
+
 @overload
 def cross_entropy(
     logits: Tensor,
@@ -578,6 +585,7 @@ def cross_entropy(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
+
 @overload
 def dequantize(
     q: Tensor,
@@ -636,6 +644,7 @@ def dequantize(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def embedding_bag(
     weight: Tensor,
@@ -689,6 +698,7 @@ def embedding_bag(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def gelu_and_mul(
     x: Tensor,
@@ -731,6 +741,7 @@ def gelu_and_mul(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def grouped_mm(
     a: Tensor,
@@ -804,6 +815,7 @@ def grouped_mm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def int4_mm(
     x: Tensor,
@@ -897,6 +909,7 @@ def int4_mm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def layer_norm(
     x: Tensor,
@@ -944,6 +957,7 @@ def layer_norm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def linear_act(
     x: Tensor,
@@ -995,6 +1009,7 @@ def linear_act(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def linear_cross_entropy(
     x: Tensor,
@@ -1053,6 +1068,7 @@ def linear_cross_entropy(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def merge_attention(
     a: Tensor,
@@ -1113,6 +1129,7 @@ def merge_attention(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
+
 @overload
 def merge_attentions(
     outs: Tensor,
@@ -1164,6 +1181,7 @@ def merge_attentions(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
+
 @overload
 def mla_decode(
     q_latent: Tensor,
@@ -1253,6 +1271,7 @@ def mla_decode(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
+
 @overload
 def moe_mlp(
     x: Tensor,
@@ -1354,6 +1373,7 @@ def moe_mlp(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def moe_route(
     logits: Tensor,
@@ -1428,6 +1448,7 @@ def moe_route(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
+
 @overload
 def moe_sort(
     experts: Tensor,
@@ -1490,6 +1511,7 @@ def moe_sort(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
+
 @overload
 def pack_int4(
     weight: Tensor,
@@ -1591,6 +1613,7 @@ def pack_int4(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
+
 @overload
 def paged_attention(
     q: Tensor,
@@ -1698,6 +1721,7 @@ def paged_attention(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
+
 @overload
 def quantize_fp4(
     x: Tensor,
@@ -1753,6 +1777,7 @@ def quantize_fp4(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
+
 @overload
 def quantize_fp8(
     x: Tensor,
@@ -1807,6 +1832,7 @@ def quantize_fp8(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
+
 @overload
 def quantize_mxfp8(
     x: Tensor,
@@ -1852,6 +1878,7 @@ def quantize_mxfp8(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
+
 @overload
 def rms_norm(
     x: Tensor,
@@ -1899,6 +1926,7 @@ def rms_norm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def rms_norm_quantize(
     x: Tensor,
@@ -1960,6 +1988,7 @@ def rms_norm_quantize(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
+
 @overload
 def rotary_embedding(
     q: Tensor,
@@ -2021,6 +2050,7 @@ def rotary_embedding(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
+
 @overload
 def scaled_mm(
     a: Tensor,
@@ -2113,6 +2143,7 @@ def scaled_mm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def silu_and_mul(
     x: Tensor,
@@ -2150,6 +2181,7 @@ def silu_and_mul(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def silu_and_mul_quantize(
     x: Tensor,
@@ -2201,6 +2233,7 @@ def silu_and_mul_quantize(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
+
 @overload
 def softmax(
     x: Tensor,
@@ -2239,6 +2272,7 @@ def softmax(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
+
 @overload
 def write_kv_cache(
     key: Tensor,
@@ -2315,6 +2349,7 @@ def write_kv_cache(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> None: ...
+
 @overload
 def write_latent_cache(
     latent: Tensor,
