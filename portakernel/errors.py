@@ -279,6 +279,13 @@ class ShadowWarning(PortakernelWarning):
     """Shadow verification found a wrong result, or could not look. Given once per kernel and kind of call."""
 
 
+class ClientWarning(PortakernelWarning):
+    """An engine's layer that is enabled is not served: no call reached it, or its numbers were worse than the engine's.
+
+    Given once per layer and reason.
+    """
+
+
 class ConfigWarning(PortakernelWarning):
     """A ``PORTAKERNEL_*`` variable is set that does not exist."""
 
