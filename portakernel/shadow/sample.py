@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.caller import OpCaller
+from portakernel.shadow.beside_captures import work_beside_captures
 from portakernel.shadow.candidates import Candidate
 from portakernel.shadow.counts import Skip
 from portakernel.tensors.capture import is_capturing
@@ -133,6 +134,8 @@ def _aside(device: torch.device) -> Iterator[None]:
     if device.type not in _WITH_EVENTS:
         yield
         return
+    if device.type == "cuda":
+        work_beside_captures(hip=torch.version.hip is not None)
     module = torch.get_device_module(device)
     stream = module.Stream(device)
     with module.device(device), module.stream(stream):

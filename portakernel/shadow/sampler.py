@@ -130,8 +130,8 @@ class Sampler:
         one, began = sample.candidate, self._clock()
         on_device = 0.0
         try:
-            on_device = sample.wait()
             with sample.aside():
+                on_device = sample.wait()
                 verdict, detail = self._judge(sample.caller, one, sample.tensors, sample.values, sample.results)
         except Exception as error:  # noqa: BLE001 - the checker's own failure is told, and touches no call
             self._failed(one, error)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from portakernel.claims.request import PLAIN_FACTS, Phase, Request, asked_features
 from portakernel.contract import Contract
@@ -23,7 +22,7 @@ from portakernel.tuning.pieces import Piece, Point, gaps, pieces
 from portakernel.tuning.ranking import Bounds, Outcome, decide
 from portakernel.tuning.record import Record
 from portakernel.tuning.served import any_phase, wrong_ones
-from portakernel.tuning.silences import Silence
+from portakernel.tuning.silences import Silence, Silences
 from portakernel.tuning.sources import contract_digest, source_digest
 from portakernel.tuning.store import folder_of, folders, read
 from portakernel.words.arch import ArchSpace
@@ -59,17 +58,13 @@ def places(roots: Sequence[Path]) -> tuple[tuple[str, int], ...]:
 
 @dataclass(slots=True)
 class _Group:
-    """What is known of one kind of call, over the same dimensions; ``unused`` are points that count for nothing.
-
-    ``silences`` are why points decide nothing, by their sizes.
-    """
+    """What is known of one kind of call, over the same dimensions; ``unused`` are points that count for nothing."""
 
     kind: Kind
     points: list[Point] = field(default_factory=list[Point])
     unused: list[Point] = field(default_factory=list[Point])
     records: list[Record] = field(default_factory=list[Record])
     pieces: tuple[Piece, ...] = ()
-    silences: dict[tuple[tuple[str, int], ...], Silence] = field(default_factory=dict[Any, Silence])
 
 
 class Measured:
@@ -94,8 +89,7 @@ class Measured:
         self._groups: dict[tuple[str, tuple[str, ...]], _Group] = {}
         # How many calls that were measured decide nothing, by reason.
         self.undecided: Counter[str] = Counter()
-        # Kinds of calls whose every record is of another regime, or of the op as it was.
-        self._others: dict[str, Silence] = {}
+        self._silences = Silences()
         # By kind, whatever the phase and sizes, kernels that were wrong while they served.
         self.wrong: dict[str, dict[str, str]] = {}
         stores = [read(folder_of(root, target, units), op).records for root in self._roots]
@@ -109,7 +103,7 @@ class Measured:
             else:
                 self.undecided[self._is_other(there[0])] += 1
                 key = there[0].key
-                self._others[key.kind.text] = "regime" if key.regime != self._regime else "stale"
+                self._silences.add_kind(key.kind.text, "regime" if key.regime != self._regime else "stale")
         widths = _widths(contracts()[op]) if self._groups else ()
         for group in self._groups.values():
             group.pieces = pieces(group.points, widths)
@@ -135,13 +129,11 @@ class Measured:
         """Why there is no choice for a call, in a word; empty where there is one."""
         group = self._groups.get((kind.text, tuple(sorted(dims))))
         if group is None:
-            return "near" if kind.text in self._kinds_elsewhere else self._others.get(kind.text, "no_record")
+            return "near" if kind.text in self._kinds_elsewhere else self._silences.of_kind(kind.text)
         covering = [piece for piece in group.pieces if piece.covers(dims)]
         if any(piece.winner for piece in covering):
             return ""
-        sizes = [dict(dims), *(point.dims for piece in covering for point in piece.points)]
-        reasons = [group.silences[at] for at in map(_sizes_key, sizes) if at in group.silences]
-        return reasons[0] if reasons else "gap"
+        return self._silences.among(kind.text, [dims, *(p.dims for piece in covering for p in piece.points)])
 
     def _add_wrong(self, record: Record) -> None:
         """Takes note of kernels that were wrong while they served, and are what they were then."""
@@ -187,7 +179,8 @@ class Measured:
             self.undecided[outcome.why] += 1
             is_stale = any(valid.get(name) != entry.source for name, entry in record.kernels.items())
             is_stale |= not record.kernels.keys() >= set(self._order(record))
-            group.silences[_sizes_key(key.dims)] = "busy" if record.busy else "stale" if is_stale else "open"
+            silence: Silence = "busy" if record.busy else "stale" if is_stale else "open"
+            self._silences.add(key.kind.text, key.dims, silence)
         if outcome.kernel is not None or not (record.busy or is_void):  # else it is as if nobody had measured there
             ready = self._ready(record, valid, outcome)
             group.points.append(Point(key.dims, outcome.kernel or "", outcome.why, outcome.ratio, ready))
@@ -324,10 +317,6 @@ def _named(point: Point, *, unused: bool) -> str:
     """How a reason names a record: by its sizes, and why nothing is decided by it, where it counts for nothing."""
     sizes = ", ".join(f"{name} {size}" for name, size in point.dims.items())
     return "the record" + f" of {sizes}" * bool(sizes) + f" (not used: {point.why})" * unused
-
-
-def _sizes_key(dims: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(dims.items()))
 
 
 def _range(low: int, high: int) -> str:
