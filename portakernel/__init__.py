@@ -14,7 +14,7 @@ from portakernel.host.start_folder import START_FOLDER as _START_FOLDER  # noqa:
 from portakernel.torch_import import offer_ops
 
 if TYPE_CHECKING:
-    from portakernel import errors, masks, ops, paging
+    from portakernel import errors, masks, nn, ops, paging
 
     __version__: str
     from portakernel.api import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLUGIN_API", "Call", "agree", "bind", "errors", "explain", "load_plan", "load_policy", "load_tuning", "masks",
-    "ops", "paging", "plugins", "policy", "record", "set_policy", "stats", "targets", "use", "warmup",
+    "nn", "ops", "paging", "plugins", "policy", "record", "set_policy", "stats", "targets", "use", "warmup",
 ]  # fmt: skip
 _OF_ROUTING = ("agree", "load_plan", "load_tuning", "record")
 
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
 
         # read once: commands ask for each kernel
         return globals().setdefault(name, version("portakernel"))
-    if name in ("errors", "masks", "ops", "paging"):
+    if name in ("errors", "masks", "nn", "ops", "paging"):
         with unsplit(f"importing portakernel.{name}"):
             return importlib.import_module(f"portakernel.{name}")
     if name == "PLUGIN_API":

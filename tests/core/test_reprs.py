@@ -47,6 +47,7 @@ RETURNED: Mapping[str, Any] = {
     "PLUGIN_API": lambda: portakernel.PLUGIN_API,
     "errors": None,  # modules
     "masks": None,
+    "nn": None,
     "ops": None,
     "paging": None,
     "set_policy": None,  # these return nothing
