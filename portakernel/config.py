@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -16,6 +16,7 @@ from portakernel.errors import ConfigError, nearest
 from portakernel.host.home import expanded
 from portakernel.host.output_file import obstacle
 from portakernel.host.start_folder import START_FOLDER
+from portakernel.words.client_names import CLIENTS, WITHOUT_ENTRY_POINT
 from portakernel.words.graph_forms import GRAPH_FORMS
 
 T = TypeVar("T")
@@ -135,6 +136,12 @@ VARIABLES: tuple[Variable, ...] = (
         f"a whole number, 0 or more [default: {_PATIENCE_S}]",
         _DISPATCH,
     ),
+    Variable(
+        "PORTAKERNEL_CLIENTS",
+        "Engines to serve, with their layers' ops or all of them (docs/clients.md); unset: none is changed.",
+        f"client or client:op,op; several with ';' between them. Clients: {', '.join(CLIENTS)}",
+        "an engine's plugin loader, in each of its processes, and dispatch, when portakernel is first used",
+    ),
 )
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
@@ -161,6 +168,8 @@ class Config:
     record: str | None = None
     tuning_dir: str | None = None
     patience_s: int = _PATIENCE_S
+    # Each client that is to be served, with the ops that serve its layers.
+    clients: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     strangers: tuple[str, ...] = ()
 
     @classmethod
@@ -198,6 +207,7 @@ class Config:
         cache_mib = checked(_whole, "CACHE_MIB", text("CACHE_MIB"), _CACHE_MIB)
         record = checked(_to_write, "RECORD", text("RECORD"))
         patience_s = checked(_whole, "PATIENCE_S", text("PATIENCE_S"), _PATIENCE_S)
+        clients = checked(_clients, "CLIENTS", text("CLIENTS"))
         if faults:
             raise ConfigError("\n".join(faults))
         return cls(
@@ -219,6 +229,7 @@ class Config:
             record=record,
             tuning_dir=expanded(text("TUNING_DIR")) or None,
             patience_s=patience_s or 0,
+            clients=clients or {},
             strangers=unknown_variables(values),
         )
 
@@ -263,6 +274,32 @@ def _plugins(text: str, names: tuple[str, ...]) -> tuple[str, ...]:
             plugin = name.partition(".")[0]
             raise ConfigError(f"PORTAKERNEL_PLUGINS names the kernel {name!r}; it takes plugins, such as {plugin!r}")
     return names
+
+
+def _clients(key: str, text: str) -> dict[str, tuple[str, ...]]:
+    """The clients that are named, each with its ops: those behind the colon, or all that serve it."""
+    asked = dict[str, tuple[str, ...]]()
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        client, colon, words = (piece.strip() for piece in part.partition(":"))
+        known = CLIENTS.get(client)
+        if known is None:
+            instead = WITHOUT_ENTRY_POINT.get(client) or nearest(client, CLIENTS)
+            raise ConfigError(f"{PREFIX + key} names the client {client!r}; {instead}")
+        ops = tuple(word.strip() for word in words.split(",") if word.strip())
+        if colon and not ops:
+            raise ConfigError(
+                f"{PREFIX + key} is {text!r}: {client!r} has a colon and no op behind it; name some, such"
+                f" as {client}:{known[0]}, or leave the colon out, which serves all"
+            )
+        for op in ops:
+            if op not in known:
+                raise ConfigError(f"{PREFIX + key}: {client} has no layer that {op!r} serves; {nearest(op, known)}")
+        if client in asked:
+            raise ConfigError(f"{PREFIX + key} names {client!r} twice; list its ops once, with commas between them")
+        asked[client] = ops or known
+    if text and not asked:
+        raise ConfigError(f"{PREFIX + key} is {text!r}, which names no client; name some, or leave it unset")
+    return asked
 
 
 def _whole(key: str, text: str, default: int) -> int:

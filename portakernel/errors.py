@@ -271,6 +271,13 @@ class RedistributionWarning(PortakernelWarning):
     """A DTensor is placed so that each call moves its shards between ranks. Given once per op and placement."""
 
 
+class ClientWarning(PortakernelWarning):
+    """An engine's layer that is enabled is not served: no call reached it, or its numbers were worse than the engine's.
+
+    Given once per layer and reason.
+    """
+
+
 class ConfigWarning(PortakernelWarning):
     """A ``PORTAKERNEL_*`` variable is set that does not exist."""
 

@@ -13,9 +13,9 @@ from torch import Tensor
 pytest.importorskip("transformers")
 
 from portakernel.integrations import transformers as integration
+from portakernel.integrations.ledger import Ledger, Row
 from portakernel.integrations.transformers.attention import attention
 from portakernel.integrations.transformers.layers import rotary_forward
-from portakernel.integrations.transformers.ledger import Ledger, Row
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),

@@ -25,7 +25,7 @@ from transformers import (
 
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.integrations import transformers as integration
-from portakernel.integrations.transformers import requirements
+from portakernel.integrations import versions
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),
@@ -289,7 +289,7 @@ def test_a_model_type_that_was_not_tested_is_refused() -> None:
 
 @pytest.mark.parametrize("found", ["4.57.6", "5.16.1", "5.24.0", "6.0.0"])
 def test_versions_that_were_not_tested_are_refused(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements, "version", lambda name: found)
+    monkeypatch.setattr(versions, "version", lambda name: found)
     with pytest.raises(integration.UnsupportedVersionError, match=f"{found} is installed"):
         integration.enable()
     with pytest.raises(integration.UnsupportedVersionError, match="tested with transformers"):

@@ -18,12 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from portakernel.integrations.transformers.requirements import UnsupportedVersionError, check_version
+from portakernel.integrations.transformers.requirements import TESTED
+from portakernel.integrations.versions import UnsupportedVersionError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from portakernel.integrations.transformers.ledger import Row
+    from portakernel.integrations.ledger import Row
     from portakernel.integrations.transformers.switch import Enabled
 
 __all__ = ["UnsupportedVersionError", "disable", "enable", "report"]
@@ -45,7 +46,7 @@ def enable(model: PreTrainedModel | None = None, ops: Iterable[str] | None = Non
         UnknownNameError: an op that has no place in transformers.
         ArgumentTypeError, ArgumentValueError: not a transformers model, or one of a model type that was not tested.
     """
-    check_version()
+    TESTED.check()
     from portakernel.integrations.transformers.switch import switch
 
     return switch().enable(model, ops)
@@ -53,7 +54,7 @@ def enable(model: PreTrainedModel | None = None, ops: Iterable[str] | None = Non
 
 def disable(model: PreTrainedModel | None = None) -> None:
     """Restores ``model``, or everything that ``enable`` changed; nothing where it changed nothing."""
-    check_version()
+    TESTED.check()
     from portakernel.integrations.transformers.switch import switch
 
     switch().disable(model)
@@ -65,6 +66,6 @@ def report() -> tuple[Row, ...]:
     A compiled graph does not count its calls: what it does was decided while it was traced, and is listed as
     ``traces``. ``portakernel.stats()`` says which kernels served.
     """
-    from portakernel.integrations.transformers.ledger import ledger
+    from portakernel.integrations.client import client
 
-    return ledger().rows()
+    return client("transformers").report()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from portakernel import ops
-from portakernel.integrations.transformers.ledger import record
+from portakernel.integrations.client import record
 from portakernel.integrations.transformers.masks import PackedMask, Sequences, additive
 from portakernel.integrations.transformers.own_path import own_attention
 
@@ -40,7 +40,7 @@ def attention(
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     refused = _refused(module, query, key, value, attention_mask, dropout, more)
     if refused:
-        record("attention", refused)
+        record("transformers", "attention", refused)
         return own_attention(
             module,
             query,
@@ -63,7 +63,7 @@ def attention(
     shared: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux}
     packed = _packed(attention_mask, causal, window, more)
     if packed is not None:
-        record("attention_varlen")
+        record("transformers", "attention_varlen")
         out = ops.attention_varlen(
             q.flatten(0, 1),
             k.flatten(0, 1),
@@ -78,7 +78,7 @@ def attention(
         )
         assert isinstance(out, Tensor)  # no log-sum-exp was asked for
         return out.view(*q.shape[:3], -1), None
-    record("attention")
+    record("transformers", "attention")
     if attention_mask is None:
         shared |= {"causal": causal, "window": window}
     else:  # the mask holds what is causal, and the window

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 
 from portakernel import ops
+from portakernel.integrations.client import record
 from portakernel.integrations.transformers.families import Norm
-from portakernel.integrations.transformers.ledger import record
 from portakernel.tensors.torch_internals import is_hooked
 
 Forward = Callable[..., Any]
@@ -50,7 +50,7 @@ def _rms_norm(self: Any, x: Tensor, eps: float, offset: float, promotes: bool) -
         refused = "the weight has another 16-bit dtype than its input"
     elif promotes and self.weight.dtype != x.dtype:
         refused = "a float32 weight makes the model's result float32, the op's has the input's dtype"
-    record("rms_norm", refused)
+    record("transformers", "rms_norm", refused)
     if refused:
         return type(self).forward(self, x)
     return ops.rms_norm(x, self.weight, eps=eps, weight_offset=offset)
@@ -81,7 +81,7 @@ def mlp_forward(self: Any, x: Tensor) -> Tensor:
     op = gate_of(self)
     in_graph = torch.compiler.is_compiling()
     if not in_graph and _may_write_into_one(self.gate_proj, self.up_proj, x):
-        record(op)
+        record("transformers", op)
         pair = _written_into_one(self.gate_proj.weight, self.up_proj.weight, x)
     else:
         gate, up = self.gate_proj(x), self.up_proj(x)
@@ -90,7 +90,7 @@ def mlp_forward(self: Any, x: Tensor) -> Tensor:
             refused = "a compiled graph: Inductor fuses the model's own, whose gate and up lie apart"
         elif gate.dtype not in DTYPES or gate.dtype != up.dtype:
             refused = "gate and up are not both float32, float16 or bfloat16"
-        record(op, refused)
+        record("transformers", op, refused)
         if refused:
             return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
         pair = torch.cat([gate, up], -1)
@@ -138,7 +138,7 @@ def rotary_forward(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, un
         refused = "shapes other than (B, H, S, D) heads and (B, S, D) angles"
     elif k.shape[-1] != width or cos.shape[-1] not in (width, width // 2):
         refused = "angles for another part of the head than all of it"
-    record("rotary_embedding", refused)
+    record("transformers", "rotary_embedding", refused)
     if refused:
         return type(self).forward(self, q, k, cos, sin, unsqueeze_dim)
     if unsqueeze_dim == 1:

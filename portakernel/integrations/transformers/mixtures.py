@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from portakernel import ops
+from portakernel.integrations.client import record
 from portakernel.integrations.transformers.families import Mixture
 from portakernel.integrations.transformers.layers import DTYPES, Forward, activation_of
-from portakernel.integrations.transformers.ledger import record
 
 # gpt-oss' gate, as the op has it.
 _ALPHA, _LIMIT = 1.702, 7.0
@@ -41,7 +41,7 @@ def _refused(self: Any, hidden_states: Tensor, refused: str) -> bool:
         refused = "the experts' matrices have another dtype than their input"
     elif self._is_expert_parallel:
         refused = "experts that are on several devices: what is elsewhere has a number that is none of the op's"
-    record("moe_mlp", refused)
+    record("transformers", "moe_mlp", refused)
     return bool(refused)
 
 
@@ -81,7 +81,7 @@ def _routed(self: Any, hidden_states: Tensor, *, rounds: bool, bias: Tensor | No
     """``moe_route``: logits of rows, and the weights and experts of each; as the router's own where the op cannot."""
     logits = nn.functional.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight, bias)
     refused = "" if logits.dtype in DTYPES else f"dtype {logits.dtype}: the op takes float32, float16 and bfloat16"
-    record("moe_route", refused)
+    record("transformers", "moe_route", refused)
     if refused:
         return type(self).forward(self, hidden_states)
     weights, experts = ops.moe_route(logits, k=self.top_k, **how)

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.integrations.outcome import Left, Outcome, Replaced
 from portakernel.integrations.transformers import seams
 from portakernel.integrations.transformers.families import FAMILIES, MODEL_TYPES, Family, family_of, family_of_module
 from portakernel.integrations.transformers.layers import (
@@ -24,7 +25,6 @@ from portakernel.integrations.transformers.layers import (
     rotary_forward,
 )
 from portakernel.integrations.transformers.mixtures import experts_forward, experts_refusal, router_forward
-from portakernel.integrations.transformers.outcome import Left, Outcome, Replaced
 
 ATTENTION = "attention"
 ROTARY = "rotary_embedding"
