@@ -29,13 +29,14 @@ if TYPE_CHECKING:
         use,
         warmup,
     )
+    from portakernel.integrations.torch_nn import patch
     from portakernel.manifest.api_version import PLUGIN_API
     from portakernel.routing import agree, load_plan, load_tuning, record
     from portakernel.warming.outcome import Call
 
 __all__ = [
     "PLUGIN_API", "Call", "agree", "bind", "errors", "explain", "load_plan", "load_policy", "load_tuning", "masks",
-    "nn", "ops", "paging", "plugins", "policy", "record", "set_policy", "stats", "targets", "use", "warmup",
+    "nn", "ops", "paging", "patch", "plugins", "policy", "record", "set_policy", "stats", "targets", "use", "warmup",
 ]  # fmt: skip
 _OF_ROUTING = ("agree", "load_plan", "load_tuning", "record")
 
@@ -56,6 +57,7 @@ def __getattr__(name: str) -> Any:
         return PLUGIN_API
     if name in __all__:
         module = "portakernel.routing" if name in _OF_ROUTING else "portakernel.api"
+        module = "portakernel.integrations.torch_nn" if name == "patch" else module
         with unsplit(f"importing {module}"):
             return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'portakernel' has no attribute {name!r}")

@@ -102,29 +102,16 @@ class Attention(nn.Module):
             raise ArgumentValueError(
                 f"query is {tuple(query.shape)}; it has to be (B, S, E) with batch_first=True, (S, B, E) otherwise"
             )
-        projected = self._projected(query, key, value)
+        key = query if key is None else key
+        value = key if value is None else value
+        q, k, v = projected_heads(query, key, value, self.in_proj_weight, self.in_proj_bias, self.head_dim)
         if not self.batch_first:
-            projected = [part.transpose(0, 1) for part in projected]
-        q, k, v = (part.view(*part.shape[:2], -1, self.head_dim) for part in projected)
+            q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
         attended = ops.attention(q, k, v, causal=self.causal, window=self.window, bias=bias)
         assert isinstance(attended, Tensor)  # no log-sum-exp was asked for
         joined = attended.flatten(-2)
         out: Tensor = self.out_proj(joined if self.batch_first else joined.transpose(0, 1))
         return out
-
-    def _projected(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> list[Tensor]:
-        """Queries, keys and values of all heads; one product for what comes from the same tensor."""
-        kept = self.num_key_value_heads * self.head_dim
-        sizes = [self.embed_dim, kept, kept]
-        weight, bias = self.in_proj_weight, self.in_proj_bias
-        key = query if key is None else key
-        value = key if value is None else value
-        if key is query and value is query:
-            return list(torch.split(nn.functional.linear(query, weight, bias), sizes, -1))
-        weights = torch.split(weight, sizes)
-        biases: tuple[Tensor | None, ...] = (None, None, None) if bias is None else torch.split(bias, sizes)
-        given = zip((query, key, value), weights, biases, strict=True)
-        return [nn.functional.linear(x, part, shift) for x, part, shift in given]
 
     def extra_repr(self) -> str:
         """What the constructor was given; only what is not torch's default."""
@@ -135,3 +122,23 @@ class Attention(nn.Module):
         if self.window != (-1, -1):
             told.append(f"window={self.window}")
         return ", ".join(told)
+
+
+def projected_heads(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None, head_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads of queries, keys and values, (.., .., heads, head_dim) each; one product for what is the same tensor.
+
+    query, key and value: (.., .., E); weight: (E + 2 * G * D, E), the rows of the three in turn; bias alike.
+    """
+    embed_dim = weight.shape[1]
+    kept = (weight.shape[0] - embed_dim) // 2
+    sizes = [embed_dim, kept, kept]
+    if key is query and value is query:
+        parts = torch.split(nn.functional.linear(query, weight, bias), sizes, -1)
+    else:
+        biases: tuple[Tensor | None, ...] = (None, None, None) if bias is None else torch.split(bias, sizes)
+        given = zip((query, key, value), torch.split(weight, sizes), biases, strict=True)
+        parts = tuple(nn.functional.linear(x, rows, shift) for x, rows, shift in given)
+    q, k, v = (part.view(*part.shape[:2], -1, head_dim) for part in parts)
+    return q, k, v
