@@ -61,9 +61,7 @@ def test_no_module_shares_its_name_with_a_public_function():
     modules = {module.name for module in pkgutil.iter_modules(portakernel.__path__)}
     assert modules & set(portakernel.__all__) == {"errors", "masks", "nn", "ops", "paging"}  # the modules themselves
     assert [
-        name
-        for name in set(portakernel.__all__) - modules - {"PLUGIN_API"}
-        if not callable(getattr(portakernel, name))
+        name for name in set(portakernel.__all__) - modules - {"PLUGIN_API"} if not callable(getattr(portakernel, name))
     ] == []
 
 

@@ -77,15 +77,15 @@ class AttentionLayer(TorchLayer):
 
     def exact(self, module: Any, *arguments: Any) -> Any:
         """Torch's function of numbers in float64."""
-        tensors, mask, is_causal = arguments[:3], arguments[3], arguments[4]
-        if module.batch_first:
-            tensors = tuple(each.transpose(0, 1) for each in tensors)
-        wide = {name: None if each is None else each.double() for name, each in _weights(module).items()}
+        *tensors, mask, is_causal, _ = arguments
+        query, key, value = (each.transpose(0, 1) for each in tensors) if module.batch_first else tensors
+        biases = (None if each is None else each.double() for each in (module.in_proj_bias, module.out_proj.bias))
+        in_proj_bias, out_proj_bias = biases
         result, _ = functional.multi_head_attention_forward(
-            *tensors, module.embed_dim, module.num_heads, wide["in_proj_weight"], wide["in_proj_bias"], None, None,
-            add_zero_attn=False, dropout_p=0.0, out_proj_weight=wide["out_proj_weight"],
-            out_proj_bias=wide["out_proj_bias"], training=False, need_weights=False, attn_mask=mask,
-            is_causal=is_causal,
+            query, key, value, module.embed_dim, module.num_heads, module.in_proj_weight.double(), in_proj_bias,
+            bias_k=None, bias_v=None, add_zero_attn=False, dropout_p=0.0,
+            out_proj_weight=module.out_proj.weight.double(), out_proj_bias=out_proj_bias, training=False,
+            need_weights=False, attn_mask=mask, is_causal=is_causal,
         )  # fmt: skip
         return result.transpose(0, 1) if module.batch_first else result
 
@@ -141,12 +141,3 @@ def _asked(
         refused = f"attn_mask is {name_of(attn_mask.dtype)}: the op adds floats; give -inf where it is True"
     # a causal hint says what the mask holds
     return query, key, value, attn_mask, is_causal, refused
-
-
-def _weights(module: Any) -> dict[str, Tensor | None]:
-    return {
-        "in_proj_weight": module.in_proj_weight,
-        "in_proj_bias": module.in_proj_bias,
-        "out_proj_weight": module.out_proj.weight,
-        "out_proj_bias": module.out_proj.bias,
-    }
