@@ -7,6 +7,7 @@ import io
 import pickle
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -407,6 +408,19 @@ def test_its_text_names_kernels_and_what_is_not_replaced() -> None:
     )
     assert re.search(r"^rms_norm by torch\.rms_norm_cpu \d+ calls", str(patched), re.MULTILINE)
     assert repr(patched) == "<Patched Block: 4 served, 0 left>"
+
+
+def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "nn.md").read_text(encoding="utf-8")
+    code, shown = re.findall(r"```python\n(import torch\nimport portakernel\n.*?)```.*?```\n(.*?)```", page, re.DOTALL)[
+        0
+    ]
+    exec(compile(code, "docs/nn.md", "exec"), {})
+    # the models that were patched before it in this process have the first numbers
+    printed = re.sub(r"(Sequential) \d+", r"\1", capsys.readouterr().out)
+    lines = [line.split() for line in printed.splitlines()]
+    *rows, more = shown.splitlines()
+    assert (lines[: len(rows)], more) == ([row.split() for row in rows], "...")
 
 
 def test_what_is_no_module_is_refused() -> None:
