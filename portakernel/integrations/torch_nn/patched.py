@@ -18,6 +18,8 @@ FUNCTIONS = (
     "Functions that a model calls itself, such as torch.nn.functional.scaled_dot_product_attention, belong to no"
     " module: they are not replaced, and not listed."
 )
+# In inference it reads the weights of its layers and does not call them.
+_ENCODER = nn.TransformerEncoderLayer
 
 
 class Patched:
@@ -95,9 +97,6 @@ class Patched:
             told = ", ".join(f"{kernel} {calls} calls" for kernel, calls in kernels.items())
             lines.append(f"{op} by {told or 'no kernel'}, in this process since")
         return "\n".join([*lines, FUNCTIONS])
-
-
-_ENCODER = nn.TransformerEncoderLayer
 
 
 def patch(model: nn.Module) -> Patched:
