@@ -52,7 +52,6 @@ def add(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def add_layer_norm(
     x: Tensor,
@@ -115,7 +114,6 @@ def add_layer_norm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
-
 @overload
 def add_rms_norm(
     x: Tensor,
@@ -172,7 +170,6 @@ def add_rms_norm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
-
 @overload
 def add_rms_norm_quantize(
     x: Tensor,
@@ -234,7 +231,6 @@ def add_rms_norm_quantize(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
-
 @overload
 def attention(
     q: Tensor,
@@ -317,7 +313,6 @@ def attention(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
-
 @overload
 def attention_varlen(
     q: Tensor,
@@ -402,7 +397,6 @@ def attention_varlen(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
-
 @overload
 def block_sparse_attention(
     q: Tensor,
@@ -518,7 +512,6 @@ def block_sparse_attention(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
-
 @overload
 def cross_entropy(
     logits: Tensor,
@@ -585,7 +578,6 @@ def cross_entropy(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
-
 @overload
 def dequantize(
     q: Tensor,
@@ -644,7 +636,6 @@ def dequantize(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def embedding_bag(
     weight: Tensor,
@@ -698,7 +689,6 @@ def embedding_bag(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def gelu_and_mul(
     x: Tensor,
@@ -741,7 +731,6 @@ def gelu_and_mul(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def grouped_mm(
     a: Tensor,
@@ -815,7 +804,6 @@ def grouped_mm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def int4_mm(
     x: Tensor,
@@ -909,7 +897,6 @@ def int4_mm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def layer_norm(
     x: Tensor,
@@ -957,7 +944,6 @@ def layer_norm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def linear_act(
     x: Tensor,
@@ -1009,7 +995,6 @@ def linear_act(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def linear_cross_entropy(
     x: Tensor,
@@ -1068,7 +1053,6 @@ def linear_cross_entropy(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def merge_attention(
     a: Tensor,
@@ -1129,7 +1113,6 @@ def merge_attention(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
-
 @overload
 def merge_attentions(
     outs: Tensor,
@@ -1181,7 +1164,6 @@ def merge_attentions(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
-
 @overload
 def mla_decode(
     q_latent: Tensor,
@@ -1271,7 +1253,6 @@ def mla_decode(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
-
 @overload
 def moe_mlp(
     x: Tensor,
@@ -1373,7 +1354,6 @@ def moe_mlp(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def moe_route(
     logits: Tensor,
@@ -1448,7 +1428,6 @@ def moe_route(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
-
 @overload
 def moe_sort(
     experts: Tensor,
@@ -1511,7 +1490,6 @@ def moe_sort(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
-
 @overload
 def pack_int4(
     weight: Tensor,
@@ -1613,7 +1591,6 @@ def pack_int4(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
-
 @overload
 def paged_attention(
     q: Tensor,
@@ -1721,7 +1698,6 @@ def paged_attention(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
-
 @overload
 def quantize_fp4(
     x: Tensor,
@@ -1777,7 +1753,6 @@ def quantize_fp4(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array | tuple[_Array, ...]: ...
-
 @overload
 def quantize_fp8(
     x: Tensor,
@@ -1832,7 +1807,6 @@ def quantize_fp8(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
-
 @overload
 def quantize_mxfp8(
     x: Tensor,
@@ -1878,7 +1852,6 @@ def quantize_mxfp8(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
-
 @overload
 def rms_norm(
     x: Tensor,
@@ -1926,7 +1899,6 @@ def rms_norm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def rms_norm_quantize(
     x: Tensor,
@@ -1988,7 +1960,6 @@ def rms_norm_quantize(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
-
 @overload
 def rotary_embedding(
     q: Tensor,
@@ -2050,7 +2021,6 @@ def rotary_embedding(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
-
 @overload
 def scaled_mm(
     a: Tensor,
@@ -2143,7 +2113,6 @@ def scaled_mm(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def silu_and_mul(
     x: Tensor,
@@ -2181,7 +2150,6 @@ def silu_and_mul(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def silu_and_mul_quantize(
     x: Tensor,
@@ -2233,7 +2201,6 @@ def silu_and_mul_quantize(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> tuple[_Array, ...]: ...
-
 @overload
 def softmax(
     x: Tensor,
@@ -2272,7 +2239,6 @@ def softmax(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> _Array: ...
-
 @overload
 def write_kv_cache(
     key: Tensor,
@@ -2349,7 +2315,6 @@ def write_kv_cache(
     kernel: str | None = None,
     copy: Literal[False] | None = None,
 ) -> None: ...
-
 @overload
 def write_latent_cache(
     latent: Tensor,

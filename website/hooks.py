@@ -57,5 +57,5 @@ def _navigation() -> list[dict[str, Any]]:
     sections["Reference"].insert(0, {"Support matrix": MATRIX})
     for section, folder in {"Ops": "ops/", "Reasons": "reasons/"}.items():
         sections[section] = [path for path in _pages() if path.startswith(folder)]
-    order = ("Guide", "Authors", "Ops", "Reasons", "Reference", "Plugins", "Benchmarks", "Project")
+    order = ("Guide", "Examples", "Authors", "Ops", "Reasons", "Reference", "Plugins", "Benchmarks", "Project")
     return [{section: sections[section]} for section in order]

@@ -12,7 +12,7 @@ import pytest
 import portakernel
 from portakernel.contracts import contracts
 
-MODULES = {"errors", "masks", "metrics", "ops", "paging", "shadow"}
+MODULES = {"errors", "masks", "metrics", "nn", "ops", "paging", "shadow"}
 
 QUESTIONS = """\
 import sys

@@ -37,6 +37,7 @@ RETURNED: Mapping[str, Any] = {
         *(portakernel.explain(op, target="nvidia:sm_90") for op in own_contracts()),
         portakernel.explain("attention", target="apple:m4", dtype="float32", phase="training"),
     ],
+    "patch": lambda: portakernel.patch(torch.nn.LayerNorm(4)),
     "plugins": portakernel.plugins,
     "policy": lambda: [portakernel.policy(deny=["torch"], reference="warn"), portakernel.policy(use=["x"] * 99)],
     "stats": served,
@@ -48,6 +49,7 @@ RETURNED: Mapping[str, Any] = {
     "errors": None,  # modules
     "masks": None,
     "metrics": None,
+    "nn": None,
     "ops": None,
     "paging": None,
     "shadow": None,

@@ -126,6 +126,9 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "docs/warmup.md: 2 kinds of calls are warm after 2 runs in 3.1 s": (
         "tests/graphs/test_warmup.py::test_the_report_reads", "of a GPU: the form is held there",
     ),
+    "docs/nn.md: 1 of Sequential (layer_norm)                 1 calls     0 traces  served": (
+        "tests/integrations/test_patch.py::test_the_page_shows_what_is_printed", "what the block above it prints",
+    ),
     "docs/native.md: from portakernel.authoring.native import Kernel, Options, Source, Unit": (
         "tests/native/test_gpu.py::test_the_numbers_are_right_on_the_default_stream_and_on_another",
         "launches on a GPU; the names are held here",
