@@ -28,6 +28,7 @@ _TEXTS = (
     ("Guide", "docs/modes.md", "modes.md"),
     ("Guide", "docs/sharding.md", "sharding.md"),
     ("Guide", "docs/nn.md", "nn.md"),
+    ("Guide", "docs/arrays.md", "arrays.md"),
     ("Guide", "docs/transformers.md", "transformers.md"),
     ("Guide", "examples/attention_in_transformers/README.md", "attention_in_transformers.md"),
     ("Guide", "examples/experts_in_transformers/README.md", "experts_in_transformers.md"),

@@ -123,6 +123,21 @@ class TestGradients:
         for eps in (1e-6, 0.5):
             assert np.allclose(gradient(ops.rms_norm, eps), gradient(rms_norm, eps), rtol=1e-4, atol=1e-5)
 
+    def test_a_deleted_array_is_refused_here_too(self):
+        gone = jnp.asarray(WEIGHT) + 0
+        gone.delete()
+        with pytest.raises(ArgumentValueError, match=r"^rms_norm: weight is deleted, "):
+            jax.grad(lambda x: ops.rms_norm(x, gone).sum())(jnp.asarray(X))
+
+    @pytest.mark.parametrize("transform", [jax.jit, lambda f: jax.grad(lambda x: f(x).sum())], ids=["jit", "grad"])
+    def test_copies_cannot_be_ruled_out_here(self, transform):
+        with pytest.raises(ArgumentValueError) as caught:
+            transform(lambda x: ops.softmax(x, copy=False))(jnp.asarray(X))
+        assert str(caught.value) == (
+            "softmax: copy=False cannot be kept inside of jax.jit, jax.grad and the like, where JAX copies as it sees"
+            " fit; leave it away there"
+        )
+
     def test_an_op_without_a_gradient_says_so(self):
         text = "quantize_fp8 has no gradient; where none is meant, wrap its arguments: jax.lax.stop_gradient(...)"
         with pytest.raises(DerivativeError) as caught:

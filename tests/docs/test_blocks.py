@@ -244,7 +244,14 @@ def serving_page() -> Iterator[dict[str, Any]]:
     MASKS.update(known)
 
 
+@contextlib.contextmanager
+def arrays_page() -> Iterator[dict[str, Any]]:
+    pytest.importorskip("jax")
+    yield {}
+
+
 GIVEN = {
+    "docs/arrays.md": arrays_page,
     "docs/warmup.md": warmup_page,
     "docs/transformers.md": transformers_page,
     "docs/serving.md": serving_page,

@@ -111,7 +111,7 @@ _Array = TypeVar("_Array", bound=Array)
 
 
 def _stub() -> str:
-    return "\n".join([_STUB_HEAD, *(_signatures(contract) for contract in own_contracts().values())])
+    return "".join([_STUB_HEAD, "\n", *(_signatures(contract) for contract in own_contracts().values())])
 
 
 def _signatures(contract: Contract) -> str:

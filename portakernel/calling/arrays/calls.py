@@ -50,7 +50,7 @@ class ArrayCalls:
         self._arguments, self._call, self._streams = arguments, call, streams
         self._names = self.contract.names
         self._positional = [tensor.name for tensor in self.contract.tensors if not tensor.keyword]
-        self._transformed = TransformedCalls(arguments, self.counted)
+        self._transformed = TransformedCalls(arguments, self.counted, self.copies)
 
     def serve(
         self, tensors: Sequence[Any], values: Sequence[Any], out: Any, kernel: object, copy: bool | None = None
@@ -67,6 +67,9 @@ class ArrayCalls:
         self._check_results(library, values)
         self._check_written(library, given, outs)
         if any(map(is_traced, given.values())):
+            if copy is False:
+                text = f"{self.contract.op}: copy=False cannot be kept inside of jax.jit, jax.grad and the like"
+                raise ArgumentValueError(f"{text}, where JAX copies as it sees fit; leave it away there")
             return self._transformed(given, values, kernel)
         queue = self._queue(library, {**given, **outs})
         with self._streams.working_on(queue):

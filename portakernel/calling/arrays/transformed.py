@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.arguments import Arguments
+from portakernel.calling.arrays.copies import CopyCounter
+from portakernel.calling.arrays.devices import torch_device
 from portakernel.calling.arrays.jax_arrays import JaxArrays, is_traced
 from portakernel.calling.arrays.libraries import PAIRS
 from portakernel.calling.arrays.numpy_arrays import NumPyArrays
@@ -33,8 +35,8 @@ class Fixed:
 class TransformedCalls:
     """One op's calls on what stands for JAX's arrays; ``call(tensors by name, values, kernel)`` makes one."""
 
-    def __init__(self, arguments: Arguments, call: Callable[..., Any]) -> None:
-        self._arguments, self._call = arguments, call
+    def __init__(self, arguments: Arguments, call: Callable[..., Any], copies: CopyCounter) -> None:
+        self._arguments, self._call, self._copies = arguments, call, copies
         self._known = dict[Any, Callable[..., Any]]()
 
     def __call__(self, given: Mapping[str, Any], values: Sequence[Any], kernel: object) -> Any:
@@ -47,7 +49,8 @@ class TransformedCalls:
         key = (tuple(given), tuple(values), kernel)
         function = self._known.get(key)
         if function is None:
-            function = self._differentiable(_Kind(self._arguments, self._call, tuple(given), tuple(values), kernel))
+            kind = _Kind(self._arguments, self._call, self._copies, tuple(given), tuple(values), kernel)
+            function = self._differentiable(kind)
             remember_few(self._known, key, function)
         return function(*given.values())
 
@@ -82,19 +85,21 @@ class _Kind:
         self,
         arguments: Arguments,
         call: Callable[..., Any],
+        copies: CopyCounter,
         names: tuple[str, ...],
         values: tuple[Any, ...],
         kernel: object,
     ) -> None:
         self.contract = arguments.contract
-        self._arguments, self._call = arguments, call
+        self._arguments, self._call, self._copies = arguments, call, copies
         self._names, self._values, self._kernel = names, values, kernel
         self._jax, self._numpy, self._streams = JaxArrays(), NumPyArrays(), TorchStreams()
 
     def forward(self, arrays: Sequence[Any]) -> Any:
         """The results: at once, or by a callback where some array has no memory yet."""
         if not any(map(is_traced, arrays)):
-            return self._at_once(self._run, arrays)
+            results = [result.name for result in self._arguments.at(self._values).outputs]
+            return self._at_once(self._run, dict(zip(self._names, arrays, strict=True)), results)
         self._check_traced(arrays)
         forms = self._arguments.results(self._stand_ins(arrays), self._values)
         shapes = [_shape(shape, dtype) for shape, dtype in forms.values()]
@@ -115,7 +120,9 @@ class _Kind:
 
         every = [*arrays, *grads]
         if not any(map(is_traced, every)):
-            made = self._at_once(run, every)
+            of_results = (f"the gradient of result {place}" for place in present)
+            named = dict(zip([*self._names, *of_results], every, strict=True))
+            made = self._at_once(run, named, [f"grad_{self._names[place]}" for place in asked])
         else:
             shapes = [jax.ShapeDtypeStruct(arrays[place].shape, arrays[place].dtype) for place in asked]
             made = self._by_callback(run, shapes, every)
@@ -148,20 +155,27 @@ class _Kind:
         pairs = zip(wanted, found, strict=True)
         return tuple(torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in pairs)
 
-    def _at_once(self, run: Callable[..., Any], arrays: Sequence[Any]) -> Any:
-        """``run`` on the arrays' memory, its results as arrays of JAX."""
-        first = arrays[0]
-        device = (
-            torch.device("cpu") if first.platform() == "cpu" else torch.device("cuda", first.device.local_hardware_id)
-        )
+    def _at_once(self, run: Callable[..., Any], arrays: Mapping[str, Any], results: Sequence[str]) -> Any:
+        """``run`` on the arrays' memory, its ``results``, by name, as arrays of JAX."""
+        op = self.contract.op
+        for name, array in arrays.items():
+            if refusal := self._jax.refusal(array, name):
+                raise ArgumentValueError(f"{op}: {name} {refusal}")
+        device = torch_device(op, self._names[0], arrays[self._names[0]], self._arguments.registry)
         queue = self._jax.queue(device, self._streams)
         with self._streams.working_on(queue):
-            tensors = [self._jax.taken(array, queue) for array in arrays]
+            tensors = [self._jax.taken(array, queue) for array in arrays.values()]
             returned = run(*tensors)
             self._streams.keep(queue, tensors)
             if isinstance(returned, tuple):
-                return tuple(self._jax.given_back(tensor) for tensor in returned)
-            return self._jax.given_back(returned)
+                return tuple(map(self._given_back, returned, results))
+            return self._given_back(returned, results[0])
+
+    def _given_back(self, tensor: Tensor, name: str) -> Any:
+        array = self._jax.given_back(tensor)
+        if tensor.numel() and self._jax.address(array) != tensor.data_ptr():
+            self._copies.add(name, self._jax.name, tensor.nbytes)
+        return array
 
     def _by_callback(self, run: Callable[..., Any], shapes: Sequence[Any], arrays: Sequence[Any]) -> Any:
         """``run`` when the traced program runs, on a CPU, under the policy of the trace.
