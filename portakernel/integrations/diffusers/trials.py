@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from portakernel.errors import PortakernelError
+from portakernel.integrations.call_kinds import holds_numbers
 from portakernel.integrations.client import client
 from portakernel.integrations.diffusers.calls import LAYER, NAME, OP, Call, exact, native, ours
 from portakernel.integrations.first_calls import shortfall
 from portakernel.runtime import contract_of
 from portakernel.tensors.capture import is_capturing
+from portakernel.tensors.torch_internals import outside_modes
 from portakernel.text.printable import exception_text
 
 # So many queries, and so many keys, of a call are tried; drawn are fewer.
@@ -45,6 +47,8 @@ def verdict(call: Call) -> str:
         return known
     if is_capturing():
         return "the first call of its kind came in the capture of a graph, where nothing can be tried"
+    if not holds_numbers(call.query):  # of an export, or sharded
+        return ""
     return mine.decide(LAYER, kind, _tried(_cut(call)) or _tried(_drawn(kind)))
 
 
@@ -60,7 +64,7 @@ def serves_in_trace(*kind: Any) -> bool:
 
 
 def _tried(call: Call) -> str:
-    with torch.no_grad():
+    with outside_modes(), torch.no_grad():
         own = native(call)
         truth = exact(call.doubled())
         try:
