@@ -1,7 +1,7 @@
 r"""portakernel's ops inside SGLang: ``enable``, ``disable``, ``report``.
 
-SGLang loads ``plugin.enable_by_environment`` in each of its processes, which does nothing unless PORTAKERNEL_CLIENTS
-says so: ``PORTAKERNEL_CLIENTS=sglang:rms_norm,silu_and_mul``, or ``sglang`` for all. In a process of one's own::
+SGLang loads ``sglang_plugin.enable_by_environment`` in each of its processes, which does nothing unless
+PORTAKERNEL_CLIENTS says so: ``sglang:rms_norm,silu_and_mul``, or ``sglang`` for all. In a process of one's own::
 
     from portakernel.integrations import sglang as integration
 

@@ -87,14 +87,15 @@ def resolved(target: Target) -> type[Any]:
 def apply(hooks: dict[Target, Callable[..., Any]]) -> dict[Target, Callable[..., Any]]:
     """Hooks the targets' forward by AROUND; what each hook wraps.
 
-    SGLang applies everything that is registered by then, and what a later plugin registers for the same methods no
-    more.
+    SGLang applies everything that is registered by then, and no more what a later plugin registers for these methods.
 
     Raises:
         MissingHookError: a hook is not where SGLang was asked to put it.
     """
     for target, hook in hooks.items():
         HookRegistry.register(target.method, hook, HookType.AROUND)
+        registered = HookRegistry._hooks[target.method]
+        registered.insert(0, registered.pop())  # innermost: those of other plugins see the calls that an op serves
         if target.method in HookRegistry._patched:  # of another plugin: hooked once more, with all that there are
             _unhook(target)
     HookRegistry.apply_hooks()

@@ -130,8 +130,8 @@ def test_a_model_that_nobody_set_is_warned_of_after_its_first_step(made: str, ma
         model()
     assert [str(each.message) for each in caught] == [
         (
-            "portakernel's attention is enabled and bypassed: WanTransformer3DModel is set to the backend native; call its"
-            ' set_attention_backend("portakernel"), or set DIFFUSERS_ATTN_BACKEND=portakernel'
+            "portakernel's attention is enabled and bypassed: WanTransformer3DModel is set to the backend native; call"
+            ' its set_attention_backend("portakernel"), or set DIFFUSERS_ATTN_BACKEND=portakernel'
         )
     ]
 

@@ -1,6 +1,7 @@
 """What SGLang's plugin loader calls, in each of its processes.
 
-Nothing is imported above: what fails while SGLang imports this module is a line in its log, and the engine goes on.
+It stands outside of the package ``sglang`` and imports nothing of ours: what fails while SGLang imports this module is
+a line in its log, and the engine goes on.
 """
 
 from __future__ import annotations
