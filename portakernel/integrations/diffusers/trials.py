@@ -28,15 +28,18 @@ Kind = tuple[Any, ...]
 
 
 def kind_of(call: Call) -> Kind:
-    """What calls have in common that one trial speaks for; plain constants, which a trace can hold."""
+    """What calls have in common that one trial speaks for; plain constants, which a trace can hold.
+
+    Lengths may be symbols there: words say how they compare.
+    """
     mask = call.mask
     form = "" if mask is None else str(mask.dtype)
-    shared = () if mask is None else tuple(mask.shape[place] == 1 for place in (1, 2, 3))
+    shared = () if mask is None else tuple("one" if mask.shape[place] == 1 else "all" for place in (1, 2, 3))
     q, k, v = call.query, call.key, call.value
     sizes = (q.shape[2], k.shape[2], q.shape[3], v.shape[3])
-    # a query's length beside the keys' is where alignment shows
-    square = bool(q.shape[1] == k.shape[1])
-    return (str(q.dtype), str(q.device), *sizes, square, call.causal, call.scale, call.window, form, *shared)
+    # where alignment shows
+    lengths = "as many" if q.shape[1] == k.shape[1] else "other"
+    return (str(q.dtype), str(q.device), *sizes, lengths, call.causal, call.scale, call.window, form, *shared)
 
 
 def verdict(call: Call) -> str:
@@ -89,17 +92,17 @@ def _cut(call: Call) -> Call:
 
 def _drawn(kind: Kind) -> Call:
     """A call of a kind with drawn numbers: in a trace tensors have none, and a model's first ones may all be alike."""
-    dtype_name, device, heads, groups, size, value_size, square, causal, scale, window, form, *shared = kind
+    dtype_name, device, heads, groups, size, value_size, lengths, causal, scale, window, form, *shared = kind
     dtype: torch.dtype = getattr(torch, dtype_name.removeprefix("torch."))
     generator = torch.Generator().manual_seed(1)
-    keys = QUERIES if square else DRAWN
+    keys = QUERIES if lengths == "as many" else DRAWN
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype).to(device)
 
     mask = None
     if form:
-        shape = [1 if alone else full for alone, full in zip(shared, (heads, QUERIES, keys), strict=True)]
+        shape = [1 if share == "one" else full for share, full in zip(shared, (heads, QUERIES, keys), strict=True)]
         numbers = torch.randn((2, *shape), generator=generator)
         # the first key is always seen: of a query that sees none, own results differ between torch's kernels
         hides = (numbers < -0.5) & (torch.arange(shape[-1]) > 0)

@@ -140,11 +140,15 @@ def _other_formula(class_: type[Any], base: type[Any]) -> str:
 
 
 def _pinned(module: Any) -> str:
-    """Why an instance is to compute by one of SGLang's ways and no other; empty where it is not."""
+    """Why an instance is to compute by one of SGLang's ways and no other; empty where it is not.
+
+    SGLang keeps the way that it chose at the first call where it keeps the one that a constructor prescribes.
+    """
     method = module._forward_method
     if method is None or module.is_torch_compile:
         return ""
-    return f"SGLang pinned this instance to its {getattr(method, '__name__', 'own method')}"
+    name = getattr(method, "__name__", "own method")
+    return f"SGLang pinned this instance to its {name}, or called it before portakernel was enabled"
 
 
 def _remedy(class_: type[Any], target: Target, base: type[Any]) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("diffusers", reason="make clients CLIENTS=diffusers runs these")
 
+from diffusers import AttentionBackendName
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
@@ -64,6 +65,23 @@ def test_a_mask_hides_what_it_hides_natively(name: str, form: str, counted: Coun
     torch.testing.assert_close(result, native)
     assert (result - dispatch_attention_fn(*heads(), backend="native")).abs().max() > 1e-3
     assert counted() == {"": (1, 0)}
+
+
+def test_one_graph_serves_several_lengths(counted: Counted) -> None:
+    integration.enable()
+    backend = AttentionBackendName("portakernel")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Any:
+        return dispatch_attention_fn(q, k, v, attn_mask=mask, backend=backend)
+
+    run = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    for queries, keys in ((7, 11), (8, 24), (13, 40)):
+        mask, tensors = hidden(B, 1, queries, keys), heads(queries, keys)
+        for tensor, place in (*((each, 1) for each in tensors), (mask, 2), (mask, 3)):
+            torch._dynamo.mark_dynamic(tensor, place)
+        result = run(*tensors, mask)
+        torch.testing.assert_close(result, dispatch_attention_fn(*tensors, attn_mask=mask, backend="native"))
+    assert counted() == {"": (0, 1)}
 
 
 def test_a_mask_of_keys_is_one_also_where_there_are_as_many_queries_as_batches(counted: Counted) -> None:

@@ -26,7 +26,10 @@ NORMS = [
         {"override_orig_dtype": torch.bfloat16},
         "override_orig_dtype=torch.bfloat16: the op's result has the input's dtype",
     ),
-    ({"force_native": True}, "SGLang pinned this instance to its forward_native"),
+    (
+        {"force_native": True},
+        "SGLang pinned this instance to its forward_native, or called it before portakernel was enabled",
+    ),
     (
         {"weight_dtype": torch.float64},
         "a weight of torch.float64 beside an input of torch.float32: the op takes the latter or float32",
