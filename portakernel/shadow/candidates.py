@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from portakernel.calling.caller import OpCaller
 from portakernel.calling.key_table import Placement
 from portakernel.claims.float64 import is_test
 from portakernel.claims.request import Phase
+from portakernel.shadow.budget import Budget
+from portakernel.words.dtypes import DTYPES
 
 # Placements that are remembered as looked at.
 _MOST_KEYS = 4096
@@ -34,6 +37,17 @@ class Candidate:
         """The kernel's name."""
         return self.placement.kernel.name
 
+    @property
+    def work(self) -> int:
+        """The bytes and operations of a call, as the op's contract has them; of lengths in tensors, sizes."""
+        contract, request = self.caller.contract, self.placement.decision.request
+        itemsizes = {name: DTYPES[request.dtypes[name]].itemsize for name in contract.names if name in request.dtypes}
+        try:
+            cost = contract.cost(request.dims, itemsizes, request.values)
+        except (KeyError, TypeError):  # lengths that lie in a tensor, which a request does not hold
+            return math.prod(max(size, 1) for size in request.dims.values())
+        return cost.bytes + cost.flops
+
 
 class Candidates:
     """Whose turn it is."""
@@ -43,11 +57,11 @@ class Candidates:
         self._of_keys = Counter[tuple[str, Any]]()
         self._calls: dict[tuple[str, Any], int] = {}
 
-    def next(self, callers: Iterable[OpCaller], spent: Callable[[str, str], float]) -> Candidate | None:
-        """Of what was called since this was asked last the one whose kernel has ``spent`` least; None of nothing.
+    def next(self, callers: Iterable[OpCaller], budget: Budget) -> Candidate | None:
+        """Of what was called since this was asked last the one whose kernel spent least; None of nothing.
 
-        Where nothing was called it is one of all. Kernels have equal shares of the time, not of the turns: one whose
-        checks take long does not keep the others waiting.
+        Where nothing was called it is one of all. Kernels have equal shares of the time, not of the turns, and what the
+        budget has no room for yet comes after what it has: one whose checks take long keeps nobody waiting.
         """
         calls, ranked = dict[tuple[str, Any], int](), list[tuple[tuple[Any, ...], Candidate]]()
         for one in _candidates(callers):
@@ -55,7 +69,9 @@ class Candidates:
             calls[at] = one.placement.count()
             new = calls[at] - self._calls.get(at, 0)
             by_kernel = one.op, one.kernel
-            ranked.append(((new == 0, spent(*by_kernel), self._of_kernels[by_kernel], self._of_keys[at], -new), one))
+            unaffordable = not budget.fits(one.op, one.kernel, one.work)
+            spent = budget.spent(one.op, one.kernel)
+            ranked.append(((unaffordable, new == 0, spent, self._of_kernels[by_kernel], self._of_keys[at], -new), one))
         self._calls = calls
         return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 

@@ -60,10 +60,10 @@ class Sampler:
         self.disarm()
         if not self.waiting.empty():
             return
-        chosen = self._candidates.next(self._callers(), self._budget.spent)
+        chosen = self._candidates.next(self._callers(), self._budget)
         if chosen is None:
             return
-        if self._budget.fits(chosen.op, chosen.kernel):
+        if self._budget.fits(chosen.op, chosen.kernel, chosen.work):
             self._armed = arm(chosen.placement, lambda run, arguments: self._taken(chosen, run, arguments))
         else:
             self._counts.skip(chosen.op, chosen.kernel, "share")
@@ -116,7 +116,7 @@ class Sampler:
         self._candidates.looked_at(one)
 
     def _spend(self, one: Candidate, seconds: float) -> None:
-        self._budget.spend(one.op, one.kernel, seconds)
+        self._budget.spend(one.op, one.kernel, one.work, seconds)
         self._counts.spend(seconds)
 
     # --- judging ----------------------------------------------------------------------------------------------------

@@ -358,3 +358,17 @@ def test_what_the_reference_cannot_say_is_skipped_and_no_mismatch(planted):
     sampler = planted.sampler(judging=lambda *_: (Verdict.UNJUDGED, "too much"))
     look(planted, sampler, lambda: planted.add(X, Y))
     assert (row(planted).checked, row(planted).mismatched, row(planted).skipped) == (0, 0, {"unjudged": 1})
+
+
+def test_a_kernel_whose_checks_the_share_has_no_room_for_keeps_no_other_waiting(planted, monkeypatch):
+    from portakernel.shadow.candidates import Candidate
+
+    planted.right = 100
+    monkeypatch.setattr(Candidate, "work", property(lambda self: 10**15 if self.op == "rms_norm" else 1))
+    planted.add(X, Y)
+    sampler = planted.sampler()
+    for _ in range(4):
+        for _ in range(6):
+            planted.rms_norm(X, Y[0])  # called more often, and looked at by nobody
+        look(planted, sampler, lambda: planted.add(X, Y))
+    assert [(one.op, one.checked) for one in planted.counts.report().kernels] == [("add", 4)]
