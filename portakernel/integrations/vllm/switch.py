@@ -1,0 +1,152 @@
+"""What is switched on under vLLM in this process, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakSet
+
+import vllm.envs
+from torch import nn
+
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.integrations.client import EnabledLayer, client
+from portakernel.integrations.ledger import Row
+from portakernel.integrations.outcome import Left, Outcome, Replaced
+from portakernel.integrations.vllm import compile_cache, extension_points
+from portakernel.integrations.vllm.classes import FORWARDS, vllm_class
+from portakernel.integrations.vllm.fusions import lost_fusions
+from portakernel.integrations.vllm.layer import NAME, VllmLayer
+from portakernel.integrations.vllm.rotary import LEFT as LEFT_ROTARIES
+from portakernel.words.client_names import CLIENTS
+
+WORDS = frozenset(CLIENTS[NAME])
+_FROM_CACHE = "in a graph that vLLM's cache kept, traced by an earlier process with these settings"
+
+
+class Switch:
+    """What ``enable`` replaced, so that ``disable`` can take it back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._words: frozenset[str] = frozenset()
+        self._unwatch: Callable[[], None] | None = None
+        # Layers that are vLLM's although their op is enabled, with the reason.
+        self._left: Counter[tuple[str, str, str]] = Counter()
+        # What was compiled as a whole, and may come out of vLLM's cache untraced.
+        self._compiled: WeakSet[nn.Module] = WeakSet()
+
+    def enable(self, ops: Iterable[str] | None) -> Outcome:
+        """As ``portakernel.integrations.vllm.enable``."""
+        wanted = _checked_ops(ops)
+        with self._lock:
+            layers = tuple(layer for layer in FORWARDS if layer.word in wanted)
+            extension_points.register(layers)
+            self._words |= wanted
+            for layer in layers:
+                client(NAME).enable(EnabledLayer(layer.layer, layer.op, _remedy(layer)))
+            vllm.envs.environment_variables[compile_cache.FACTOR] = self.digest
+            if self._unwatch is None:
+                self._unwatch = extension_points.watch_births(self._born)
+            return self._outcome(layers)
+
+    def disable(self) -> None:
+        """As ``portakernel.integrations.vllm.disable``."""
+        with self._lock:
+            extension_points.unregister()
+            self._words = frozenset()
+            client(NAME).disable()
+            vllm.envs.environment_variables.pop(compile_cache.FACTOR, None)
+            if self._unwatch is not None:
+                self._unwatch()
+                self._unwatch = None
+
+    def digest(self) -> str:
+        """What vLLM's cache of graphs is to tell apart."""
+        return compile_cache.digest(self._words)
+
+    def report(self) -> tuple[Row, ...]:
+        """As ``portakernel.integrations.vllm.report``."""
+        rows = tuple(map(self._noted, client(NAME).report()))
+        left = tuple(
+            Row(op, f"{reason} ({count} made)", 0, 0, layer) for (layer, op, reason), count in self._left.items()
+        )
+        return rows + left
+
+    def stepped(self) -> None:
+        """A whole step is done."""
+        if not self._from_cache():
+            client(NAME).stepped()
+
+    def _noted(self, row: Row) -> Row:
+        if row.bypassed and self._from_cache():
+            return dataclasses.replace(row, refused="", bypassed=False, note=_FROM_CACHE)
+        lost = "" if row.refused else ", ".join(lost_fusions(row.layer))
+        return dataclasses.replace(row, note=f"vLLM's fusions no longer match: {lost}") if lost else row
+
+    def _from_cache(self) -> bool:
+        return any(getattr(module, "was_aot_compile_fn_loaded_from_disk", False) for module in self._compiled)
+
+    def _outcome(self, layers: tuple[VllmLayer, ...]) -> Outcome:
+        outcome = Outcome()
+        for layer in layers:
+            outcome += Replaced(layer.op, f"vLLM's {layer.layer}, of layers made from now on")
+        if any(layer.op == "rotary_embedding" for layer in layers):
+            for name, reason in LEFT_ROTARIES.items():
+                outcome += Left("rotary_embedding", f"vLLM's {name}", reason)
+        return outcome
+
+    def _born(self, module: nn.Module) -> None:
+        """A module became part of another one."""
+        extension_points.after_first_step(module, self.stepped)
+        if hasattr(module, "aot_compiled_fn") or hasattr(module, "was_aot_compile_fn_loaded_from_disk"):
+            self._compiled.add(module)
+        class_: Any = type(module)
+        if extension_points.is_ours(class_):
+            return
+        for layer in extension_points.registered():
+            in_tree = vllm_class(layer)
+            if class_ is in_tree:
+                self._left[layer.layer, layer.op, "made before portakernel was enabled"] += 1
+            elif isinstance(module, in_tree) and class_.__name__ not in _registered_names():
+                reason = f"a subclass of {layer.layer}: vLLM replaces a class by its own name"
+                self._left[class_.__name__, layer.op, reason] += 1
+
+
+def _registered_names() -> frozenset[str]:
+    return frozenset(layer.layer for layer in extension_points.registered())
+
+
+def _remedy(layer: VllmLayer) -> str:
+    in_tree = vllm_class(layer)
+    off = f"-{in_tree.name}"
+    return (
+        f"compilation_config's custom_ops must not hold {off}, and another plugin may not change"
+        f" enabled() or the forward of vLLM's {layer.layer}"
+    )
+
+
+@functools.cache
+def switch() -> Switch:
+    """The process's switch."""
+    return Switch()
+
+
+def _checked_ops(ops: Iterable[str] | None) -> frozenset[str]:
+    if ops is None:
+        return WORDS
+    if isinstance(ops, str):
+        raise ArgumentTypeError(f"ops is a sequence of names, such as ({ops!r},); a text was given")
+    given: Any = ops
+    if not isinstance(given, Iterable) or not all(isinstance(name, str) for name in given):
+        raise ArgumentTypeError(f"ops is a sequence of names, such as ('rms_norm',); this is {ops!r}")
+    wanted = frozenset(ops)
+    for name in sorted(wanted - WORDS):
+        raise UnknownNameError("op of vllm", name, WORDS, where="enable")
+    if not wanted:
+        raise ArgumentValueError(f"ops is empty; name some of {', '.join(sorted(WORDS))}, or leave it out")
+    return wanted
