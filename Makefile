@@ -31,7 +31,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # What `make outside` makes and tests; its name is nobody's.
 OUTSIDER := outsider_for_make
 OLDEST_TRITON := $(VENV)/oldest-triton
-.PHONY: help setup nvidia-compilers test test-all oldest-triton outside demo site lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
+# Each has a list of pinned versions with hashes, clients/NAME.txt, and tests in tests/clients/NAME/.
+CLIENTS ?= vllm sglang diffusers
+CLIENT_ENVIRONMENTS := .venv-clients
+.PHONY: help setup clients nvidia-compilers test test-all oldest-triton outside demo site lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r target text; do \
@@ -55,6 +58,18 @@ oldest-triton: setup ## run the plugins' tests with the oldest Triton that is su
 	@test -d "$(OLDEST_TRITON)" || { echo "Installing Triton 3.6" && $(VENV_PYTHON) -m pip install -qq --no-compile \
 		--disable-pip-version-check --no-deps --target "$(OLDEST_TRITON)" 'triton==3.6.*'; }
 	@PYTHONPATH="$(CURDIR)/$(OLDEST_TRITON)" $(VENV_PYTHON) -m pytest tests/plugins $(PYTEST_ARGS)
+
+# One after another, each from its own list alone: what one pins another may not bear. Anew only where its list changed.
+clients: ## build each client's environment and run its tests in it: make clients CLIENTS=vllm
+	@for client in $(CLIENTS); do $(MAKE) --no-print-directory "$(CLIENT_ENVIRONMENTS)/$$client/.installed" && \
+		echo "Testing in $$client" && "$(CLIENT_ENVIRONMENTS)/$$client/bin/python" -m pytest -n0 "tests/clients/$$client" $(PYTEST_ARGS) || exit 1; \
+	done
+
+$(CLIENT_ENVIRONMENTS)/%/.installed: clients/%.txt pyproject.toml
+	@echo "Creating the environment of $*, some gigabytes for an engine" && "$(PYTHON)" -m venv --clear "$(CLIENT_ENVIRONMENTS)/$*"
+	@"$(CLIENT_ENVIRONMENTS)/$*/bin/python" -m pip install -qq --no-compile --disable-pip-version-check --no-deps --require-hashes -r "$<"
+	@"$(CLIENT_ENVIRONMENTS)/$*/bin/python" -m pip install -qq --no-compile --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
 
 # An environment of its own over .venv, so that neither this repository nor .venv is touched.
 outside: setup ## make a plugin, a backend and an op in an empty folder elsewhere, install them and run their tests
@@ -106,7 +121,7 @@ generate-check: setup ## fail when a generated file is stale
 	@echo "generated files" && $(VENV_PYTHON) -m portakernel_pages.generate --check
 
 clean: ## remove .venv, caches and build outputs
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(CLIENT_ENVIRONMENTS) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Triton compiles a launcher in C for each kernel it meets, hence the compiler.

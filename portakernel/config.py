@@ -138,9 +138,9 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "PORTAKERNEL_CLIENTS",
-        "Engines to serve, with their layers' ops or all of them (docs/clients.md); unset: none is changed.",
+        "Engines to serve, with some ops or all (docs/clients.md); unset: none is changed.",
         f"client or client:op,op; several with ';' between them. Clients: {', '.join(CLIENTS)}",
-        "an engine's plugin loader, in each of its processes, and dispatch, when portakernel is first used",
+        "dispatch, when portakernel is first used; loaders of engines' plugins",
     ),
 )
 _BY_NAME = {variable.name: variable for variable in VARIABLES}

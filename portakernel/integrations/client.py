@@ -77,8 +77,8 @@ class Client:
         return self._adapters[layer]
 
     def instance(self, number: int) -> Any:
-        """The instance of a number."""
-        return self._instances[number]
+        """The instance of a number; None where it is gone, or was made in another process."""
+        return self._instances.get(number)
 
     def verdict(self, layer: str, kind: Hashable) -> str | None:
         """What a trial of this kind of call found: empty, or why the op stands back. None where none was held."""

@@ -18,7 +18,7 @@ from portakernel.registry.registry import Registry
 NAMES = [
     *("USE", "PREFER", "DENY", "REQUIRE", "REFERENCE", "COMPILED", "PLUGINS", "POLICY"),
     *("DISABLE", "CHECKS", "LOG", "CACHE_DIR", "CACHE_MIB", "PLAN", "TUNING", "RECORD"),
-    *("TUNING_DIR", "PATIENCE_S"),
+    *("TUNING_DIR", "PATIENCE_S", "CLIENTS"),
 ]
 ROOT = Path(__file__).parents[2]
 # Macros of the CUTLASS plugin's C++.

@@ -199,4 +199,6 @@ def test_the_ledger_adds_up_calls_and_traces_of_an_outcome() -> None:
     ledger.count("attention", "", traced=True)
     ledger.count("rms_norm", "why not", traced=False)
     assert ledger.rows() == (Row("attention", "", 3, 1), Row("rms_norm", "why not", 1, 0))
-    assert str(ledger.rows()[1]) == "rms_norm                 1 calls     0 traces  refused: why not"
+    assert str(ledger.rows()[1]) == (
+        "rms_norm                                     1 calls     0 traces  left to the client: why not"
+    )
