@@ -5,15 +5,15 @@
     $ PORTAKERNEL_CLIENTS=vllm:rms_norm,silu_and_mul vllm serve ...
 
 vLLM's plugin loader reads that in each of its processes. A program with the engine in its own process may instead call
-``enable`` before it makes the engine, and ``report`` after. Of an engine in a process of its own::
-
-    rows = llm.collective_rpc(report_of_worker)  # with VLLM_ALLOW_INSECURE_SERIALIZATION=1
+``enable`` before it makes the engine, and ``report`` after. vLLM's default is an engine in a process of its own, whose
+workers ``worker_reports(llm)`` asks.
 
 docs/clients.md says which layers are served, and what is left to vLLM.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from portakernel.integrations.ledger import Row
     from portakernel.integrations.outcome import Outcome
 
-__all__ = ["UnsupportedVersionError", "disable", "enable", "report", "report_of_worker"]
+__all__ = ["UnsupportedVersionError", "disable", "enable", "report", "worker_reports"]
 
 
 def enable(ops: Iterable[str] | None = None) -> Outcome:
@@ -72,7 +72,17 @@ def report() -> tuple[Row, ...]:
     return switch().report()
 
 
-def report_of_worker(worker: Any) -> tuple[Row, ...]:
-    """``report`` of a worker's process, for ``llm.collective_rpc(report_of_worker)``: one result for each worker."""
+def worker_reports(llm: Any) -> tuple[tuple[Row, ...], ...]:
+    """``report`` of each worker of an engine (``vllm.LLM``), in whichever process it is.
+
+    Where the engine is a process of its own, vLLM sends functions there only with VLLM_ALLOW_INSECURE_SERIALIZATION=1.
+    """
+    from portakernel.integrations.ledger import Row
+
+    return tuple(tuple(Row(**row) for row in rows) for rows in llm.collective_rpc(_rows_of_worker))
+
+
+def _rows_of_worker(worker: Any) -> list[dict[str, Any]]:
+    # as plain values, which is what arrives of any class
     del worker
-    return report()
+    return [dataclasses.asdict(row) for row in report()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from vllm import envs
 from vllm.config import get_cached_compilation_config
@@ -16,6 +17,9 @@ from portakernel.integrations.vllm.layer import NAME, VllmLayer
 from portakernel.integrations.vllm.norms import GEMMA_RMS_NORM, LAYER_NORM, RMS_NORM
 from portakernel.integrations.vllm.quantization import QUANT_FP8
 from portakernel.integrations.vllm.rotary import ROTARIES, Rotary
+
+# Our classes' instances whose calls ask the op first.
+ASKING: WeakSet[Any] = WeakSet()
 
 # Marks our classes: the layer that serves their calls.
 SERVED = "portakernel_served"
@@ -85,6 +89,7 @@ def replacement(served: VllmLayer) -> Any:
         # DeepSeek's indexer drops what a rotary layer returns where `enabled()` says True, on ROCm.
         self.portakernel_in_place = current_platform.is_rocm()
         self.portakernel_dtype = current_platform.fp8_dtype()
+        ASKING.add(self)
         return self.portakernel_forward  # type: ignore[no-any-return]
 
     namespace = {
@@ -96,6 +101,13 @@ def replacement(served: VllmLayer) -> Any:
         "portakernel_forward": FORWARDS[served],
     }
     return type(f"Portakernel{served.layer}", (in_tree,), namespace)
+
+
+def ask_no_more() -> None:
+    """Lets all instances of our classes compute by vLLM's own code from now on."""
+    for layer in list(ASKING):
+        layer._forward_method = layer.portakernel_own
+    ASKING.clear()
 
 
 def switched_off(in_tree: Any) -> bool:

@@ -18,7 +18,7 @@ from portakernel.integrations.client import EnabledLayer, client
 from portakernel.integrations.ledger import Row
 from portakernel.integrations.outcome import Left, Outcome, Replaced
 from portakernel.integrations.vllm import compile_cache, extension_points
-from portakernel.integrations.vllm.classes import FORWARDS, vllm_class
+from portakernel.integrations.vllm.classes import FORWARDS, ask_no_more, vllm_class
 from portakernel.integrations.vllm.fusions import lost_fusions
 from portakernel.integrations.vllm.layer import NAME, VllmLayer
 from portakernel.integrations.vllm.rotary import LEFT as LEFT_ROTARIES
@@ -58,6 +58,7 @@ class Switch:
         """As ``portakernel.integrations.vllm.disable``."""
         with self._lock:
             extension_points.unregister()
+            ask_no_more()
             self._words = frozenset()
             client(NAME).disable()
             vllm.envs.environment_variables.pop(compile_cache.FACTOR, None)
@@ -71,7 +72,7 @@ class Switch:
 
     def report(self) -> tuple[Row, ...]:
         """As ``portakernel.integrations.vllm.report``."""
-        rows = tuple(map(self._noted, client(NAME).report()))
+        rows = tuple(map(self._noted, _of_this_model(client(NAME).report())))
         left = tuple(
             Row(op, f"{reason} ({count} made)", 0, 0, layer) for (layer, op, reason), count in self._left.items()
         )
@@ -115,6 +116,18 @@ class Switch:
             elif isinstance(module, in_tree) and class_.__name__ not in _registered_names():
                 reason = f"a subclass of {layer.layer}: vLLM replaces a class by its own name"
                 self._left[class_.__name__, layer.op, reason] += 1
+
+
+def _of_this_model(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Without the rotary classes that nobody made, where another one was: a model has one or two of the many."""
+    rotary = [row for row in rows if row.op == "rotary_embedding"]
+    if all(_is_absent(row) for row in rotary):
+        return rows
+    return tuple(row for row in rows if not (row.op == "rotary_embedding" and _is_absent(row)))
+
+
+def _is_absent(row: Row) -> bool:
+    return row.calls == row.traces == 0 and not row.bypassed
 
 
 def _registered_names() -> frozenset[str]:
