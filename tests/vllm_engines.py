@@ -50,7 +50,7 @@ def make_models(folder: Path) -> None:
 
 
 def _kernels_in_graphs() -> list[str]:
-    """Fills with the kernels' names that nodes of ``torch.ops.portakernel`` in Inductor's graphs carry."""
+    """Fills with what the nodes of Inductor's graphs say of the ops and kernels that they are of."""
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -59,9 +59,11 @@ def _kernels_in_graphs() -> list[str]:
     class Look(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
             for node in graph.nodes:
-                marked = node.meta.get("custom", {}).get("portakernel")
-                if "portakernel" in str(node.target) or marked:
-                    names.append(f"{node.target} {[each for each in node.args if isinstance(each, str)]} {marked}")
+                said = (node.meta.get("custom") or {}).get("portakernel")
+                if said is not None and said not in names:
+                    names.append(said)
+                if said is None and "portakernel" in str(node.target):
+                    names.append(f"undecided: {node.target}")
 
         def uuid(self) -> None:
             return None  # graphs come from no cache
@@ -110,7 +112,9 @@ def main() -> None:
 
     for asked in sys.argv[2:]:
         client("vllm").ledger = Ledger()
-        print("RESULT " + json.dumps(run(folder, *asked.split(":"))), flush=True)
+        client("vllm")._made.clear()
+        sys.stdout.write("RESULT " + json.dumps(run(folder, *asked.split(":"))) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
