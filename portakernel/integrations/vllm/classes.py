@@ -54,7 +54,7 @@ FORWARDS: dict[VllmLayer, Callable[..., Any]] = {
 
 
 def vllm_class(served: VllmLayer) -> Any:
-    """vLLM's own class of a layer.
+    """The class that vLLM itself has for a layer.
 
     Raises:
         AttributeError: vLLM has none of that name where it was.

@@ -12,7 +12,7 @@ from portakernel.integrations.first_calls import shortfall
 from portakernel.integrations.vllm.layer import VllmLayer, refused_dtype
 from portakernel.runtime import contract_of
 
-# How much larger than vLLM's the error of `add_rms_norm` may be in a trial of few numbers of 16 bits. On many it is 1.00
+# How much larger than vLLM's the error of `add_rms_norm` may be in a trial of few numbers of 16 bits. Of many it is 1.00
 # to 1.05 times as large; where all weights are 1, 1.4 times.
 _BY_CHANCE = 1.25
 
@@ -21,7 +21,7 @@ class RootMeanSquare(VllmLayer):
     """``RMSNorm``, with or without a residual that is added before.
 
     Of 16 bits, vLLM norms the sum before it is rounded, and rounds again before the weight; ``add_rms_norm`` norms the
-    rounded sum, and rounds at the end. Errors are alike, unless all weights are powers of two, whose products are exact.
+    rounded sum, and rounds at the end. Errors are alike, but where all weights are powers of two.
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from portakernel import ops
 from portakernel.integrations.first_calls import LARGER
 from portakernel.integrations.vllm.layer import VllmLayer, refused_dtype
 
-# An element of three bits behind the leading one is off by less than this much of itself, roundings of its scale included.
+# An element of three bits behind the leading one is off by no more of itself, roundings of its scale included.
 _RELATIVE = 2.0**-4 * 1.01
 
 

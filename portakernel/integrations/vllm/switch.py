@@ -17,7 +17,7 @@ from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNam
 from portakernel.integrations.client import EnabledLayer, client
 from portakernel.integrations.ledger import Row
 from portakernel.integrations.outcome import Left, Outcome, Replaced
-from portakernel.integrations.vllm import compile_cache, extension_points
+from portakernel.integrations.vllm import compile_cache, extension_points, linear
 from portakernel.integrations.vllm.classes import FORWARDS, ask_no_more, vllm_class
 from portakernel.integrations.vllm.fusions import lost_fusions
 from portakernel.integrations.vllm.layer import NAME, VllmLayer
@@ -26,6 +26,9 @@ from portakernel.words.client_names import CLIENTS
 
 WORDS = frozenset(CLIENTS[NAME])
 _FROM_CACHE = "in a graph that vLLM's cache kept, traced by an earlier process with these settings"
+
+
+_LINEAR_REMEDY = "--linear-backend must be auto, and VLLM_DISABLED_KERNELS may not name it"
 
 
 class Switch:
@@ -46,6 +49,9 @@ class Switch:
         with self._lock:
             layers = tuple(layer for layer in FORWARDS if layer.word in wanted)
             extension_points.register(layers)
+            if "scaled_mm" in wanted:
+                linear.register()
+                client(NAME).enable(EnabledLayer(linear.LAYER, "scaled_mm", _LINEAR_REMEDY))
             self._words |= wanted
             for layer in layers:
                 client(NAME).enable(EnabledLayer(layer.layer, layer.op, _remedy(layer)))
@@ -58,6 +64,7 @@ class Switch:
         """As ``portakernel.integrations.vllm.disable``."""
         with self._lock:
             extension_points.unregister()
+            linear.unregister()
             ask_no_more()
             self._words = frozenset()
             client(NAME).disable()
@@ -76,7 +83,14 @@ class Switch:
         left = tuple(
             Row(op, f"{reason} ({count} made)", 0, 0, layer) for (layer, op, reason), count in self._left.items()
         )
-        return rows + left
+        return (
+            rows
+            + left
+            + tuple(
+                Row("scaled_mm", f"{reason} (asked {count} times)", 0, 0, linear.LAYER)
+                for reason, count in linear.left.items()
+            )
+        )
 
     def stepped(self) -> None:
         """A whole step is done."""
@@ -96,6 +110,9 @@ class Switch:
         outcome = Outcome()
         for layer in layers:
             outcome += Replaced(layer.op, f"vLLM's {layer.layer}, of layers made from now on")
+        if "scaled_mm" in self._words:
+            outcome += Replaced("scaled_mm", "fp8 linear layers made from now on, before vLLM's own kernels")
+            outcome += Left("scaled_mm", "fp8 linear layers of blocks", linear.BLOCKS)
         if any(layer.op == "rotary_embedding" for layer in layers):
             for name, reason in LEFT_ROTARIES.items():
                 outcome += Left("rotary_embedding", f"vLLM's {name}", reason)

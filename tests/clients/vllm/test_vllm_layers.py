@@ -139,7 +139,7 @@ def test_layer_is_served_as_near_to_float64_as_vllms_own(name: str, dtype: torch
     exact = layer.portakernel_served.exact(layer, *((x.double(), None) if "RMSNorm" in name else (x.double(),)))
     assert served.dtype == own.dtype == dtype
     assert _error(served, exact) <= 1.05 * _error(own, exact) + 1e-7
-    row = _row(name.split()[0])
+    row = _row(name.split(maxsplit=1)[0])
     assert (row.calls, row.traces) == (1, 0)
 
 
