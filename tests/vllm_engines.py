@@ -1,6 +1,6 @@
 """A program that runs vLLM's engine on tiny models of random weights, and prints what came of it as lines of JSON.
 
-python vllm_engines.py FOLDER MODE:MODEL...        with MODE eager or compiled, MODEL llama, qwen or gemma
+python vllm_engines.py FOLDER MODE:MODEL...        with MODE eager, compiled or fp8, MODEL llama, qwen or gemma
 """
 
 import json
@@ -84,7 +84,8 @@ def run(folder: Path, mode: str, name: str) -> dict[str, object]:
         model=str(folder / name),
         skip_tokenizer_init=True,
         dtype="float32",
-        enforce_eager=mode == "eager",
+        quantization="fp8" if mode == "fp8" else None,
+        enforce_eager=mode != "compiled",
         max_model_len=256,
         max_num_seqs=4,
         disable_log_stats=True,

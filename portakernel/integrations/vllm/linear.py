@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,9 +42,8 @@ class ScaledProduct(VllmLayer):
     def ours(self, module: Any, *arguments: Any) -> Any:
         """By ``scaled_mm``, with one scale for each tensor, or one for each row of both."""
         a, b, scale_a, scale_b, bias = arguments
-        if scale_a.dim() == scale_b.dim() == 0:
-            form = "tensor"
-        else:
+        form: Literal["tensor", "row"] = "tensor"
+        if scale_a.dim() or scale_b.dim():
             form = "row"
             scale_a, scale_b = (
                 scale.expand(each.shape[0], 1).contiguous() for scale, each in ((scale_a, a), (scale_b, b))

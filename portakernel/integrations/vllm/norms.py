@@ -12,8 +12,8 @@ from portakernel.integrations.first_calls import shortfall
 from portakernel.integrations.vllm.layer import VllmLayer, refused_dtype
 from portakernel.runtime import contract_of
 
-# How much larger than vLLM's the error of `add_rms_norm` may be in a trial of few numbers of 16 bits. Of many it is 1.00
-# to 1.05 times as large; where all weights are 1, 1.4 times.
+# How much larger than vLLM's the error of `add_rms_norm` may be in a trial of few numbers of 16 bits. Of many it is
+# 1.00 to 1.05 times as large; where all weights are 1, 1.4 times.
 _BY_CHANCE = 1.25
 
 

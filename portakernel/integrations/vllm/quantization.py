@@ -59,7 +59,7 @@ class Quantisation(VllmLayer):
         for mine, theirs in zip(ours, own, strict=True):
             if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
                 return f"the op returns {mine.dtype} {tuple(mine.shape)}, vLLM {theirs.dtype} {tuple(theirs.shape)}"
-        far, their_far = _error(*ours, exact), _error(*own, exact)
+        far, their_far = (_error(q, scale, exact) for q, scale in (ours, own))
         if their_far > _RELATIVE:
             return f"vLLM's own elements and scales are {their_far:.3g} of the largest number off: no quantisation of x"
         return "" if far <= LARGER * their_far else f"{far:.3g} of the largest number off, vLLM's own {their_far:.3g}"

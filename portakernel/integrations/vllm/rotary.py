@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from portakernel import ops
-from portakernel.integrations.served_layer import Kind
+from portakernel.integrations.call_kinds import Kind
 from portakernel.integrations.vllm.layer import VllmLayer, refused_dtype
 
 # All of them compute ``RotaryEmbedding``'s own forward, of a ``cos_sin_cache`` that they fill by a formula of theirs.

@@ -17,7 +17,7 @@ from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNam
 from portakernel.integrations.client import EnabledLayer, client
 from portakernel.integrations.ledger import Row
 from portakernel.integrations.outcome import Left, Outcome, Replaced
-from portakernel.integrations.vllm import compile_cache, extension_points, linear
+from portakernel.integrations.vllm import attention, compile_cache, extension_points, linear
 from portakernel.integrations.vllm.classes import FORWARDS, ask_no_more, vllm_class
 from portakernel.integrations.vllm.fusions import lost_fusions
 from portakernel.integrations.vllm.layer import NAME, VllmLayer
@@ -28,6 +28,7 @@ WORDS = frozenset(CLIENTS[NAME])
 _FROM_CACHE = "in a graph that vLLM's cache kept, traced by an earlier process with these settings"
 
 
+_ATTENTION_REMEDY = "another plugin may not register a backend over CPU_ATTN"
 _LINEAR_REMEDY = "--linear-backend must be auto, and VLLM_DISABLED_KERNELS may not name it"
 
 
@@ -49,6 +50,10 @@ class Switch:
         with self._lock:
             layers = tuple(layer for layer in FORWARDS if layer.word in wanted)
             extension_points.register(layers)
+            if "paged_attention" in wanted:
+                attention.register()
+                if not attention.elsewhere():
+                    client(NAME).enable(EnabledLayer(attention.LAYER, attention.WORD, _ATTENTION_REMEDY))
             if "scaled_mm" in wanted:
                 linear.register()
                 client(NAME).enable(EnabledLayer(linear.LAYER, "scaled_mm", _LINEAR_REMEDY))
@@ -65,6 +70,7 @@ class Switch:
         with self._lock:
             extension_points.unregister()
             linear.unregister()
+            attention.unregister()
             ask_no_more()
             self._words = frozenset()
             client(NAME).disable()
@@ -83,14 +89,13 @@ class Switch:
         left = tuple(
             Row(op, f"{reason} ({count} made)", 0, 0, layer) for (layer, op, reason), count in self._left.items()
         )
-        return (
-            rows
-            + left
-            + tuple(
-                Row("scaled_mm", f"{reason} (asked {count} times)", 0, 0, linear.LAYER)
-                for reason, count in linear.left.items()
-            )
+        unimplemented = (
+            Row("scaled_mm", f"{reason} (asked {count} times)", 0, 0, linear.LAYER)
+            for reason, count in linear.left.items()
         )
+        reason = attention.elsewhere() if attention.WORD in self._words else ""
+        refused = (Row(attention.WORD, reason, 0, 0, attention.LAYER),) if reason else ()
+        return (*rows, *left, *unimplemented, *refused)
 
     def stepped(self) -> None:
         """A whole step is done."""
@@ -110,6 +115,13 @@ class Switch:
         outcome = Outcome()
         for layer in layers:
             outcome += Replaced(layer.op, f"vLLM's {layer.layer}, of layers made from now on")
+        if attention.WORD in self._words:
+            reason = attention.elsewhere()
+            outcome += (
+                Left(attention.WORD, "vLLM's attention", reason)
+                if reason
+                else Replaced("write_kv_cache, paged_attention", "vLLM's backend CPU_ATTN, of layers made from now on")
+            )
         if "scaled_mm" in self._words:
             outcome += Replaced("scaled_mm", "fp8 linear layers made from now on, before vLLM's own kernels")
             outcome += Left("scaled_mm", "fp8 linear layers of blocks", linear.BLOCKS)

@@ -17,12 +17,12 @@ import vllm_engines  # noqa: E402 - after the skip
 from vllm_engines import MODELS, PROMPTS, TOKENS, make_models  # noqa: E402
 
 PROGRAM = Path(vllm_engines.__file__)
-LAYERS = "vllm:rms_norm,layer_norm,silu_and_mul,gelu_and_mul,quantize_fp8,rotary_embedding"
+LAYERS = "vllm"
 ALL = tuple(f"{mode}:{model}" for mode in ("eager", "compiled") for model in MODELS)
 SERVED = {
-    "llama": {"RMSNorm", "RotaryEmbedding", "SiluAndMul"},
-    "qwen": {"RMSNorm", "RotaryEmbedding", "SiluAndMul"},
-    "gemma": {"GemmaRMSNorm", "RotaryEmbedding", "GeluAndMul"},
+    "llama": {"RMSNorm", "RotaryEmbedding", "SiluAndMul", "Attention"},
+    "qwen": {"RMSNorm", "RotaryEmbedding", "SiluAndMul", "Attention"},
+    "gemma": {"GemmaRMSNorm", "RotaryEmbedding", "GeluAndMul", "Attention"},
 }
 Result = dict[str, Any]
 
@@ -115,8 +115,10 @@ def test_every_layer_of_the_model_is_served_and_none_bypassed(
     mode, model = asked.split(":")
     counted = _by_layer(result, "served")
     assert set(counted) == SERVED[model]
-    for calls, traces in counted.values():
-        assert (calls > 0, traces > 0) == ((True, False) if mode == "eager" else (False, True))
+    for layer, (calls, traces) in counted.items():
+        # attention is called by graphs, too
+        called = mode == "eager" or layer == "Attention"
+        assert (calls > 0, traces > 0) == (called, not called)
     assert not _by_layer(result, "bypassed")
     left = {layer for layer, (calls, traces) in _by_layer(result, "left to the client").items() if calls or traces}
     assert not left
@@ -133,6 +135,17 @@ def test_compiled_graphs_name_the_kernels(model: str, served: dict[str, Result])
     for op, kernel in named.items():
         assert kernel in (f"reference.{op}, inline", f"torch.{op}_cpu, call")
     assert not served[f"eager:{model}"]["graphs"]
+
+
+def test_float8_linear_layers_are_served_in_an_engine(
+    started: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    (result,) = _results(started("fp8:llama", clients="vllm:quantize_fp8,scaled_mm")).values()
+    served = _by_layer(result, "served")
+    # four linear layers in each of two blocks
+    assert served["FP8ScaledMMLinearKernel"][0] == served["QuantFP8"][0] > 0
+    assert served["FP8ScaledMMLinearKernel"][0] % 8 == 0
+    assert [len(each) for each in result["tokens"]] == [TOKENS] * len(PROMPTS)
 
 
 def test_an_unknown_op_stops_the_engine(started: Callable[..., subprocess.CompletedProcess[str]]) -> None:
