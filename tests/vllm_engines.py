@@ -83,7 +83,7 @@ def run(folder: Path, mode: str, name: str) -> dict[str, object]:
     engine = LLM(
         model=str(folder / name),
         skip_tokenizer_init=True,
-        dtype="float32",
+        dtype="bfloat16" if mode == "fp8" else "float32",
         quantization="fp8" if mode == "fp8" else None,
         enforce_eager=mode != "compiled",
         max_model_len=256,
