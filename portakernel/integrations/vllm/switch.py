@@ -13,6 +13,7 @@ from weakref import WeakSet
 import vllm.envs
 from torch import nn
 
+from portakernel.config import Config
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.integrations.client import EnabledLayer, client
 from portakernel.integrations.ledger import Row
@@ -30,6 +31,12 @@ _FROM_CACHE = "in a graph that vLLM's cache kept, traced by an earlier process w
 
 _ATTENTION_REMEDY = "another plugin may not register a backend over CPU_ATTN"
 _LINEAR_REMEDY = "--linear-backend must be auto, and VLLM_DISABLED_KERNELS may not name it"
+
+
+_NOT_LOADED = (
+    "PORTAKERNEL_CLIENTS names vllm, and vLLM did not call portakernel's entry point in this process: where VLLM_PLUGINS"
+    " is set it must name portakernel, and an engine of a process of its own is asked by worker_reports(llm)"
+)
 
 
 class Switch:
@@ -85,6 +92,8 @@ class Switch:
 
     def report(self) -> tuple[Row, ...]:
         """As ``portakernel.integrations.vllm.report``."""
+        if not self._words and NAME in Config.from_environment().clients:
+            return (Row("all", _NOT_LOADED, 0, 0, "", bypassed=True),)
         rows = tuple(map(self._noted, _of_this_model(client(NAME).report())))
         left = tuple(
             Row(op, f"{reason} ({count} made)", 0, 0, layer) for (layer, op, reason), count in self._left.items()

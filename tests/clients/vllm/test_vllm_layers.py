@@ -1,5 +1,6 @@
 """vLLM's layers one by one: what ops serve, how near it is, what is left to vLLM, and that faults are noticed."""
 
+import dataclasses
 import gc
 import importlib
 import inspect
@@ -9,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 require("vllm")
 
-from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config  # noqa: E402 - after the skip
+from vllm.config import CompilationConfig, CompilationMode, PassConfig, VllmConfig, set_current_vllm_config  # noqa: E402 - after the skip
 from vllm.model_executor.custom_op import op_registry_oot  # noqa: E402
 from vllm.model_executor.layers import activation, layernorm, rotary_embedding  # noqa: E402
 from vllm.model_executor.layers.logits_processor import LogitsProcessor  # noqa: E402
@@ -29,11 +31,12 @@ from portakernel.errors import ClientWarning, UnknownNameError  # noqa: E402
 from portakernel.integrations import vllm as integration  # noqa: E402
 from portakernel.integrations.client import client  # noqa: E402
 from portakernel.integrations.ledger import Ledger, Row  # noqa: E402
-from portakernel.integrations.vllm import rotary, switch  # noqa: E402
+from portakernel.integrations.vllm import fusions, rotary, switch  # noqa: E402
 from portakernel.integrations.vllm.classes import FORWARDS, vllm_class  # noqa: E402
 from portakernel.integrations.vllm.compile_cache import FACTOR, digest  # noqa: E402
 from portakernel.integrations.vllm.extension_points import ExtensionPointError  # noqa: E402
 from portakernel.integrations.vllm.norms import RMS_NORM  # noqa: E402
+from portakernel.integrations.vllm.plugin import enable_by_environment  # noqa: E402
 from portakernel.integrations.vllm.tested import TESTED  # noqa: E402
 
 SIZE, ROWS = 96, 17
@@ -509,6 +512,64 @@ def test_the_key_is_the_same_in_another_process() -> None:
     program = "from portakernel.integrations.vllm.compile_cache import digest; print(digest(['rms_norm']))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == digest(["rms_norm"])
+
+
+def test_a_graph_out_of_vllms_cache_is_no_bypass(engine: Engine) -> None:
+    integration.enable(["rms_norm"])
+    model = nn.Module()
+    model.norm = _made(engine, lambda: layernorm.RMSNorm(SIZE))
+    compiled = nn.Module()
+    compiled.was_aot_compile_fn_loaded_from_disk = True
+    model.compiled = compiled
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        switch.switch().stepped()
+    (row,) = (row for row in integration.report() if row.layer == "RMSNorm")
+    note = "in a graph that vLLM's cache kept, traced by an earlier process with these settings"
+    assert (row.outcome, row.calls, row.traces, row.note) == ("served", 0, 0, note)
+
+
+def test_fusions_that_no_longer_match_are_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusions, "_on", set())
+    integration.enable(["rms_norm", "silu_and_mul"])
+    norm, act = _made(engine, lambda: layernorm.RMSNorm(SIZE)), _made(engine, activation.SiluAndMul)
+    norm(_numbers())
+    act(_numbers())
+    assert not any(row.note for row in integration.report())
+    passes = SimpleNamespace(fuse_norm_quant=True, enable_qk_norm_rope_fusion=True, fuse_act_quant=False)
+    fusions.note(SimpleNamespace(mode=CompilationMode.NONE, pass_config=passes))
+    assert not any(row.note for row in integration.report())
+    fusions.note(SimpleNamespace(mode=CompilationMode.VLLM_COMPILE, pass_config=passes))
+    note = "vLLM's fusions no longer match: fuse_norm_quant, enable_qk_norm_rope_fusion"
+    assert _row("RMSNorm").note == note
+    assert str(_row("RMSNorm")).endswith(f"served ({note})")
+    assert _row("SiluAndMul").note == ""
+
+
+def test_every_fusion_that_is_told_is_one_of_vllms() -> None:
+    assert set(fusions.PASSES) <= {field.name for field in dataclasses.fields(PassConfig)}
+
+
+def test_a_loader_that_passed_by_the_entry_point_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTAKERNEL_CLIENTS", "vllm:rms_norm")
+    (row,) = integration.report()
+    assert row.outcome == "bypassed"
+    assert "where VLLM_PLUGINS is set it must name portakernel" in row.refused
+    enable_by_environment()
+    assert set(op_registry_oot) == {"RMSNorm", "GemmaRMSNorm"}
+    assert all(row.outcome == "left to the client" for row in integration.report())
+
+
+@pytest.mark.parametrize("clients", [None, "sglang:rms_norm"])
+def test_the_entry_point_does_nothing_unless_the_variable_says_so(
+    clients: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PORTAKERNEL_CLIENTS", raising=False)
+    if clients is not None:
+        monkeypatch.setenv("PORTAKERNEL_CLIENTS", clients)
+    enable_by_environment()
+    assert not op_registry_oot
+    assert integration.report() == ()
 
 
 @pytest.mark.parametrize("layer", FORWARDS, ids=lambda layer: layer.layer)
