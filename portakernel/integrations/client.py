@@ -61,12 +61,19 @@ class Client:
             self._verdicts.clear()
 
     def born(self, layer: str, instance: Any) -> None:
-        """An instance of a layer was made, which an op is to serve."""
+        """An instance of a layer was made, which an op is to serve; again changes nothing."""
         with self._lock:
+            if self._instances.get(getattr(instance, _NUMBER, -1)) is instance:
+                return
             number = next(self._numbers)
             setattr(instance, _NUMBER, number)
             self._instances[number] = instance
             self._made[layer] = self._made.get(layer, 0) + 1
+
+    def forget(self, instance: Any) -> None:
+        """An instance that is no longer to be served, as if it had never been given to ``born``."""
+        with self._lock:
+            self._instances.pop(vars(instance).pop(_NUMBER, -1), None)
 
     def adopt(self, layer: str, adapter: Any) -> None:
         """What serves a layer, so that a trace, which knows names alone, can reach it."""

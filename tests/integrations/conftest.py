@@ -118,7 +118,10 @@ def counted() -> Callable[[], dict[tuple[str, str], int]]:
     """The calls and traces by op and reason since the test began."""
 
     def totals() -> Counter[tuple[str, str]]:
-        return Counter({(row.op, row.refused): row.calls + row.traces for row in integration.report()})
+        found = Counter[tuple[str, str]]()
+        for row in integration.report():
+            found[row.op, row.refused] += row.calls + row.traces
+        return found
 
     before = totals()
     return lambda: dict(totals() - before)

@@ -23,7 +23,7 @@ from transformers import (
     BertModel,
 )
 
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, ClientWarning, UnknownNameError
 from portakernel.integrations import transformers as integration
 from portakernel.integrations import versions
 
@@ -312,3 +312,29 @@ except integration.UnsupportedVersionError as error:
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "which is not installed; install portakernel[transformers]" in ran.stdout
+
+
+def test_enabled_layers_without_a_call_are_reported_as_bypassed_until_one_comes(
+    make_model: MakeModel, tokens: Tokens
+) -> None:
+    model = make_model("Llama")
+    integration.enable(model, ops=("rms_norm",))
+    before = {row.layer: row for row in integration.report() if row.bypassed}
+    if "norm like Llama's" in before:  # other tests of this process may have met the layer
+        assert "no call reached them; run the model" in before["norm like Llama's"].refused
+    model(tokens(1, 4))
+    assert not any(row.bypassed for row in integration.report())
+
+
+def test_an_op_with_another_epsilon_is_noticed_at_the_first_call_and_left_to_the_model(
+    make_model: MakeModel, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from portakernel.integrations.transformers.layers import LLAMA_NORM
+
+    model, batch = make_model("Llama"), tokens(1, 4)
+    expected = model(batch).logits
+    monkeypatch.setattr(
+        LLAMA_NORM, "ours", lambda module, x: torch.nn.functional.rms_norm(x, x.shape[-1:], module.weight, 0.1)
+    )
+    with integration.enable(model, ops=("rms_norm",)), pytest.warns(ClientWarning, match="portakernel stands back"):
+        assert torch.equal(model(batch).logits, expected)

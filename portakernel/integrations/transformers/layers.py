@@ -9,12 +9,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
+from typing_extensions import override
 
 from portakernel import ops
+from portakernel.integrations.call_kinds import Kind
 from portakernel.integrations.client import record
+from portakernel.integrations.served_layer import ServedLayer
 from portakernel.integrations.transformers.families import Norm
 from portakernel.tensors.torch_internals import is_hooked
 
+NAME = "transformers"
 Forward = Callable[..., Any]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -38,34 +42,57 @@ def gate_of(mlp: nn.Module) -> str:
     return "" if activation is None else "silu_and_mul" if activation == "silu" else "gelu_and_mul"
 
 
-def _rms_norm(self: Any, x: Tensor, eps: float, offset: float, promotes: bool) -> Any:
-    """``rms_norm``, or the norm's own class where the op cannot.
+class RmsNorm(ServedLayer):
+    """A root mean square norm; ``eps_name`` is where a class keeps its epsilon, ``offset`` what it adds to its weight.
 
     ``promotes``: a float32 weight makes the class's results float32.
     """
-    refused = ""
-    if x.dtype not in DTYPES:
-        refused = f"dtype {x.dtype}: the op takes float32, float16 and bfloat16"
-    elif self.weight.dtype not in (x.dtype, torch.float32):
-        refused = "the weight has another 16-bit dtype than its input"
-    elif promotes and self.weight.dtype != x.dtype:
-        refused = "a float32 weight makes the model's result float32, the op's has the input's dtype"
-    record("transformers", "rms_norm", refused)
-    if refused:
-        return type(self).forward(self, x)
-    return ops.rms_norm(x, self.weight, eps=eps, weight_offset=offset)
+
+    def __init__(self, layer: str, eps_name: str, offset: float, promotes: bool) -> None:
+        super().__init__(NAME, layer, "rms_norm")
+        self.eps_name = eps_name
+        self.offset = offset
+        self.promotes = promotes
+
+    @override
+    def refusal(self, module: Any, x: Tensor) -> str:
+        if x.dtype not in DTYPES:
+            return f"dtype {x.dtype}: the op takes float32, float16 and bfloat16"
+        if module.weight.dtype not in (x.dtype, torch.float32):
+            return "the weight has another 16-bit dtype than its input"
+        if self.promotes and module.weight.dtype != x.dtype:
+            return "a float32 weight makes the model's result float32, the op's has the input's dtype"
+        return ""
+
+    @override
+    def ours(self, module: Any, x: Tensor) -> Any:
+        return ops.rms_norm(x, module.weight, eps=getattr(module, self.eps_name), weight_offset=self.offset)
+
+    @override
+    def own(self, module: Any, x: Tensor) -> Any:
+        return type(module).forward(module, x)
+
+    @override
+    def exact(self, module: Any, x: Tensor) -> Any:
+        root = torch.rsqrt(x.square().mean(-1, keepdim=True) + getattr(module, self.eps_name))
+        return x * root * (module.weight.double() + self.offset)
+
+
+LLAMA_NORM = RmsNorm("norm like Llama's", "variance_epsilon", 0.0, promotes=True)
+GPT_OSS_NORM = RmsNorm("norm like GPT-OSS'", "variance_epsilon", 0.0, promotes=False)
+GEMMA_NORM = RmsNorm("norm like Gemma's", "eps", 1.0, promotes=False)
 
 
 def _llama_norm(self: Any, hidden_states: Tensor) -> Any:
-    return _rms_norm(self, hidden_states, self.variance_epsilon, 0.0, promotes=True)
+    return LLAMA_NORM(self, hidden_states)
 
 
 def _gpt_oss_norm(self: Any, hidden_states: Tensor) -> Any:
-    return _rms_norm(self, hidden_states, self.variance_epsilon, 0.0, promotes=False)
+    return GPT_OSS_NORM(self, hidden_states)
 
 
 def _gemma_norm(self: Any, x: Tensor) -> Any:
-    return _rms_norm(self, x, self.eps, 1.0, promotes=False)
+    return GEMMA_NORM(self, x)
 
 
 def norm_forward(norm: Norm) -> Forward:
@@ -73,31 +100,62 @@ def norm_forward(norm: Norm) -> Forward:
     return {"llama": _llama_norm, "gpt_oss": _gpt_oss_norm, "gemma": _gemma_norm}[norm.formula]
 
 
+class Gate(ServedLayer):
+    """The activation of a gated MLP and the product with what it gates, which stand side by side: ``(..., 2N)``."""
+
+    def __init__(self, layer: str, op: str, activation: Activation) -> None:
+        super().__init__(NAME, layer, op)
+        self.activation = activation
+
+    @override
+    def refusal(self, module: Any, pair: Tensor) -> str:
+        return ""
+
+    @override
+    def ours(self, module: Any, pair: Tensor) -> Any:
+        if self.activation == "silu":
+            return ops.silu_and_mul(pair)
+        return ops.gelu_and_mul(pair, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+
+    @override
+    def own(self, module: Any, pair: Tensor) -> Any:
+        gate, up = pair.chunk(2, -1)
+        return module.act_fn(gate) * up
+
+    @override
+    def exact(self, module: Any, pair: Tensor) -> Any:
+        gate, up = pair.chunk(2, -1)
+        if self.activation == "silu":
+            return gate * gate.sigmoid() * up
+        return nn.functional.gelu(gate, approximate="tanh" if self.activation == "gelu_tanh" else "none") * up
+
+
+GATED = {
+    "silu": Gate("gate of SiLU", "silu_and_mul", "silu"),
+    "gelu": Gate("gate of GELU", "gelu_and_mul", "gelu"),
+    "gelu_tanh": Gate("gate of tanh GELU", "gelu_and_mul", "gelu_tanh"),
+}
+
+
 def mlp_forward(self: Any, x: Tensor) -> Tensor:
     """A gated MLP, its activation and product by ``silu_and_mul`` or ``gelu_and_mul``.
 
     The ops take gate and up side by side: where nothing is differentiated both products are written so.
     """
-    op = gate_of(self)
+    gated = GATED[activation_of(self) or "silu"]
     in_graph = torch.compiler.is_compiling()
     if not in_graph and _may_write_into_one(self.gate_proj, self.up_proj, x):
-        record("transformers", op)
-        pair = _written_into_one(self.gate_proj.weight, self.up_proj.weight, x)
-    else:
-        gate, up = self.gate_proj(x), self.up_proj(x)
-        refused = ""
-        if in_graph:
-            refused = "a compiled graph: Inductor fuses the model's own, whose gate and up lie apart"
-        elif gate.dtype not in DTYPES or gate.dtype != up.dtype:
-            refused = "gate and up are not both float32, float16 or bfloat16"
-        record("transformers", op, refused)
-        if refused:
-            return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
-        pair = torch.cat([gate, up], -1)
-    if op == "silu_and_mul":
-        return self.down_proj(ops.silu_and_mul(pair))  # type: ignore[no-any-return]
-    approximate: Literal["tanh", "none"] = "tanh" if type(self.act_fn) is GELUTanh else "none"
-    return self.down_proj(ops.gelu_and_mul(pair, approximate=approximate))  # type: ignore[no-any-return]
+        return self.down_proj(gated(self, _written_into_one(self.gate_proj.weight, self.up_proj.weight, x)))  # type: ignore[no-any-return]
+    gate, up = self.gate_proj(x), self.up_proj(x)
+    refused = ""
+    if in_graph:
+        refused = "a compiled graph: Inductor fuses the model's own, whose gate and up lie apart"
+    elif gate.dtype not in DTYPES or gate.dtype != up.dtype:
+        refused = "gate and up are not both float32, float16 or bfloat16"
+    if refused:
+        record(NAME, gated.op, refused, gated.layer)
+        return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
+    return self.down_proj(gated(self, torch.cat([gate, up], -1)))  # type: ignore[no-any-return]
 
 
 def _may_write_into_one(gate: nn.Module, up: nn.Module, x: Tensor) -> bool:
@@ -124,30 +182,70 @@ def _written_into_one(gate: Tensor, up: Tensor, x: Tensor) -> Tensor:
     return pair.view(*x.shape[:-1], pair.shape[1])
 
 
-def rotary_forward(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+class Rotary(ServedLayer):
     """Rotary positions of ``(B, H, S, D)`` heads, or of ``(B, S, H, D)`` where ``unsqueeze_dim`` is 2."""
-    refused = ""
-    width = q.shape[-1]
-    if q.dtype not in DTYPES or k.dtype != q.dtype:
-        refused = "query and key are not both float32, float16 or bfloat16"
-    elif cos.dtype not in (q.dtype, torch.float32):
-        refused = "the angles have another 16-bit dtype than the heads"
-    elif cos.dtype != q.dtype:
-        refused = "float32 angles make the model's result float32, the op's has the input's dtype"
-    elif q.dim() != 4 or cos.dim() != 3 or unsqueeze_dim not in (1, 2) or cos.shape[0] not in (1, q.shape[0]):
-        refused = "shapes other than (B, H, S, D) heads and (B, S, D) angles"
-    elif k.shape[-1] != width or cos.shape[-1] not in (width, width // 2):
-        refused = "angles for another part of the head than all of it"
-    record("transformers", "rotary_embedding", refused)
-    if refused:
-        return type(self).forward(self, q, k, cos, sin, unsqueeze_dim)
-    if unsqueeze_dim == 1:
-        q, k = q.transpose(1, 2), k.transpose(1, 2)
+
+    @override
+    def refusal(self, module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> str:
+        width = q.shape[-1]
+        if q.dtype not in DTYPES or k.dtype != q.dtype:
+            return "query and key are not both float32, float16 or bfloat16"
+        if cos.dtype not in (q.dtype, torch.float32):
+            return "the angles have another 16-bit dtype than the heads"
+        if cos.dtype != q.dtype:
+            return "float32 angles make the model's result float32, the op's has the input's dtype"
+        if q.dim() != 4 or cos.dim() != 3 or unsqueeze_dim not in (1, 2) or cos.shape[0] not in (1, q.shape[0]):
+            return "shapes other than (B, H, S, D) heads and (B, S, D) angles"
+        if k.shape[-1] != width or cos.shape[-1] not in (width, width // 2):
+            return "angles for another part of the head than all of it"
+        return ""
+
+    @override
+    def ours(self, module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> Any:
+        if unsqueeze_dim == 1:
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
+        cos, sin = _halves(q, cos, sin)
+        rows, length = cos.shape[:2]
+        positions = None
+        if rows > 1:
+            positions = torch.arange(rows * length, device=q.device).view(rows, length)
+        turned = ops.rotary_embedding(q, k, cos.flatten(0, 1), sin.flatten(0, 1), positions)
+        return tuple(heads.transpose(1, 2) for heads in turned) if unsqueeze_dim == 1 else turned
+
+    @override
+    def own(self, module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> Any:
+        return type(module).forward(module, q, k, cos, sin, unsqueeze_dim)
+
+    @override
+    def exact(self, module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> Any:
+        cos, sin = (angles.unsqueeze(unsqueeze_dim) for angles in _halves(q, cos, sin))
+        pairs = (heads.chunk(2, -1) for heads in (q, k))
+        return tuple(torch.cat([x * cos - y * sin, y * cos + x * sin], -1) for x, y in pairs)
+
+    @override
+    def drawn(self, module: Any, kind: Kind) -> tuple[Any, ...]:
+        q, k, cos, sin, unsqueeze_dim = super().drawn(module, kind)
+        whole = cos.shape[-1] == q.shape[-1]
+        angles = (torch.cat([a, a], -1) if whole else a for a in _halves(q, cos, sin))
+        return (q, k, *angles, unsqueeze_dim)
+
+
+def adapter_of(module: nn.Module, forward: Forward) -> ServedLayer | None:
+    """What serves a module whose forward this is now; None of routers and experts, which are not tried."""
+    if forward is mlp_forward:
+        return GATED[activation_of(module) or "silu"]
+    return {_llama_norm: LLAMA_NORM, _gpt_oss_norm: GPT_OSS_NORM, _gemma_norm: GEMMA_NORM}.get(forward)
+
+
+def _halves(q: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     # The angles of a pair's two halves are equal: a table of full width holds them twice.
-    cos, sin = cos[..., : width // 2], sin[..., : width // 2]
-    rows, length = cos.shape[:2]
-    positions = None
-    if rows > 1:
-        positions = torch.arange(rows * length, device=q.device).view(rows, length)
-    turned = ops.rotary_embedding(q, k, cos.flatten(0, 1), sin.flatten(0, 1), positions)
-    return tuple(heads.transpose(1, 2) for heads in turned) if unsqueeze_dim == 1 else turned
+    half = q.shape[-1] // 2
+    return cos[..., :half], sin[..., :half]
+
+
+ROTARY = Rotary(NAME, "rotary positions", "rotary_embedding")
+
+
+def rotary_forward(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    """Rotary positions, as ``Rotary``."""
+    return ROTARY(self, q, k, cos, sin, unsqueeze_dim)

@@ -14,11 +14,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.integrations.client import EnabledLayer, client
 from portakernel.integrations.outcome import Left, Outcome, Replaced
-from portakernel.integrations.transformers import seams
+from portakernel.integrations.served_layer import ServedLayer
+from portakernel.integrations.transformers import layers, seams
 from portakernel.integrations.transformers.families import FAMILIES, MODEL_TYPES, Family, family_of, family_of_module
 from portakernel.integrations.transformers.layers import (
+    NAME,
     Forward,
+    adapter_of,
     gate_of,
     mlp_forward,
     norm_forward,
@@ -109,6 +113,8 @@ class Switch:
                 if not asked:
                     self._reset(function)
                     del self._rotary[function]
+            if not self._models:
+                client(NAME).disable()
 
     def _enable_model(self, model: PreTrainedModel, family: Family, wanted: frozenset[str] | None) -> Outcome:
         outcome = Outcome()
@@ -169,6 +175,7 @@ class Switch:
                 return Outcome(left=(Left(op, name, "somebody else replaced the instance's forward"),))
             seams.set_forward(module, forward)
             self._forwards[module] = forward
+        _expect_calls(adapter_of(module, forward), module)
         return Outcome((Replaced(op, name),))
 
     def _set_rotary(self, family: Family, model: PreTrainedModel | None) -> Outcome:
@@ -182,6 +189,7 @@ class Switch:
                 return Outcome(left=(Left(ROTARY, name, "somebody else replaced its forward"),))
             seams.set_forward(function, rotary_forward)
             self._forwards[function] = rotary_forward
+        _expect_calls(layers.ROTARY, function)
         asked = self._rotary.setdefault(function, WeakSet())
         if model is not None:
             asked.add(model)
@@ -239,12 +247,20 @@ class Switch:
         forward = self._forwards.pop(module, None)
         if forward is not None:
             seams.reset_forward(module, forward)
+            client(NAME).forget(module)
 
 
 @functools.cache
 def switch() -> Switch:
     """The process's switch."""
     return Switch()
+
+
+def _expect_calls(adapter: ServedLayer | None, module: nn.Module) -> None:
+    """Lets ``report`` say where an enabled layer gets no calls."""
+    if adapter is not None:
+        client(NAME).enable(EnabledLayer(adapter.layer, adapter.op, "run the model, or see who replaced its forward"))
+        client(NAME).born(adapter.layer, module)
 
 
 def _checked_ops(ops: Iterable[str] | None) -> frozenset[str] | None:
