@@ -34,8 +34,8 @@ _LINEAR_REMEDY = "--linear-backend must be auto, and VLLM_DISABLED_KERNELS may n
 
 
 _NOT_LOADED = (
-    "PORTAKERNEL_CLIENTS names vllm, and vLLM did not call portakernel's entry point in this process: where VLLM_PLUGINS"
-    " is set it must name portakernel, and an engine of a process of its own is asked by worker_reports(llm)"
+    "PORTAKERNEL_CLIENTS names vllm, and vLLM did not call portakernel's entry point in this process: where"
+    " VLLM_PLUGINS is set it must name portakernel, and an engine of a process of its own is asked by worker_reports(llm)"
 )
 
 
