@@ -18,8 +18,8 @@ from portakernel.integrations.vllm.norms import GEMMA_RMS_NORM, LAYER_NORM, RMS_
 from portakernel.integrations.vllm.quantization import QUANT_FP8
 from portakernel.integrations.vllm.rotary import ROTARIES, Rotary
 
-# Our classes' instances whose calls ask the op first.
-ASKING: WeakSet[Any] = WeakSet()
+# Our classes' instances whose calls may ask the op first: vLLM keeps rotary layers for models to come.
+INSTANCES: WeakSet[Any] = WeakSet()
 
 # Marks our classes: the layer that serves their calls.
 SERVED = "portakernel_served"
@@ -89,7 +89,7 @@ def replacement(served: VllmLayer) -> Any:
         # DeepSeek's indexer drops what a rotary layer returns where `enabled()` says True, on ROCm.
         self.portakernel_in_place = current_platform.is_rocm()
         self.portakernel_dtype = current_platform.fp8_dtype()
-        ASKING.add(self)
+        INSTANCES.add(self)
         return self.portakernel_forward  # type: ignore[no-any-return]
 
     namespace = {
@@ -103,11 +103,17 @@ def replacement(served: VllmLayer) -> Any:
     return type(f"Portakernel{served.layer}", (in_tree,), namespace)
 
 
+def ask(layers: tuple[VllmLayer, ...]) -> None:
+    """Lets the instances of these layers' classes that were made before ask the op first, again."""
+    for layer in list(INSTANCES):
+        if layer.portakernel_served in layers:
+            layer._forward_method = layer.portakernel_forward
+
+
 def ask_no_more() -> None:
     """Lets all instances of our classes compute by vLLM's own code from now on."""
-    for layer in list(ASKING):
+    for layer in list(INSTANCES):
         layer._forward_method = layer.portakernel_own
-    ASKING.clear()
 
 
 def switched_off(in_tree: Any) -> bool:

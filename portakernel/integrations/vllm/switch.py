@@ -19,7 +19,7 @@ from portakernel.integrations.client import EnabledLayer, client
 from portakernel.integrations.ledger import Row
 from portakernel.integrations.outcome import Left, Outcome, Replaced
 from portakernel.integrations.vllm import attention, compile_cache, extension_points, linear
-from portakernel.integrations.vllm.classes import FORWARDS, ask_no_more, vllm_class
+from portakernel.integrations.vllm.classes import FORWARDS, ask, ask_no_more, vllm_class
 from portakernel.integrations.vllm.fusions import lost_fusions
 from portakernel.integrations.vllm.layer import NAME, VllmLayer
 from portakernel.integrations.vllm.rotary import LEFT as LEFT_ROTARIES
@@ -35,7 +35,7 @@ _LINEAR_REMEDY = "--linear-backend must be auto, and VLLM_DISABLED_KERNELS may n
 
 _NOT_LOADED = (
     "PORTAKERNEL_CLIENTS names vllm, and vLLM did not call portakernel's entry point in this process: where"
-    " VLLM_PLUGINS is set it must name portakernel, and an engine of a process of its own is asked by worker_reports(llm)"
+    " VLLM_PLUGINS is set it must name portakernel, and worker_reports(llm) asks engines of a process of their own"
 )
 
 
@@ -67,6 +67,7 @@ class Switch:
             self._words |= wanted
             for layer in layers:
                 client(NAME).enable(EnabledLayer(layer.layer, layer.op, _remedy(layer)))
+            ask(layers)
             vllm.envs.environment_variables[compile_cache.FACTOR] = self.digest
             if self._unwatch is None:
                 self._unwatch = extension_points.watch_births(self._born)

@@ -488,6 +488,9 @@ def test_enabling_again_changes_nothing_and_disabling_restores(engine: Engine) -
     assert type(_made(engine, activation.SiluAndMul)) is activation.SiluAndMul
     layer(_numbers())
     assert [row.calls for row in integration.report()] == [1]
+    integration.enable(["silu_and_mul"])
+    layer(_numbers())
+    assert [row.calls for row in integration.report()] == [2]
 
 
 def test_an_unknown_op_is_an_error() -> None:
