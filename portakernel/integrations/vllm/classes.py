@@ -21,6 +21,9 @@ from portakernel.integrations.vllm.rotary import ROTARIES, Rotary
 # Our classes' instances whose calls may ask the op first: vLLM keeps rotary layers for models to come.
 INSTANCES: WeakSet[Any] = WeakSet()
 
+# The layers that an engine of this process switched off.
+OFF: set[str] = set()
+
 # Marks our classes: the layer that serves their calls.
 SERVED = "portakernel_served"
 
@@ -81,6 +84,7 @@ def replacement(served: VllmLayer) -> Any:
         client(NAME).born(served.layer, self)
         fusions.note(get_cached_compilation_config())
         if not self.enabled():
+            OFF.add(served.layer)
             return chosen
         # By vLLM's own choice it might have been off, as with Inductor: uncompiled, so that trials can run it.
         on = self._enforce_enable or in_tree.enabled()

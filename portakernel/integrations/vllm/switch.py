@@ -19,7 +19,7 @@ from portakernel.integrations.client import EnabledLayer, client
 from portakernel.integrations.ledger import Row
 from portakernel.integrations.outcome import Left, Outcome, Replaced
 from portakernel.integrations.vllm import attention, compile_cache, extension_points, linear
-from portakernel.integrations.vllm.classes import FORWARDS, ask, ask_no_more, vllm_class
+from portakernel.integrations.vllm.classes import FORWARDS, OFF, ask, ask_no_more, vllm_class
 from portakernel.integrations.vllm.fusions import lost_fusions
 from portakernel.integrations.vllm.layer import NAME, VllmLayer
 from portakernel.integrations.vllm.rotary import LEFT as LEFT_ROTARIES
@@ -109,17 +109,19 @@ class Switch:
 
     def stepped(self) -> None:
         """A whole step is done."""
-        if not self._from_cache():
-            client(NAME).stepped()
+        client(NAME).stepped(self._cached())
 
     def _noted(self, row: Row) -> Row:
-        if row.bypassed and self._from_cache():
+        if row.bypassed and row.layer in self._cached():
             return dataclasses.replace(row, refused="", bypassed=False, note=_FROM_CACHE)
         lost = "" if row.refused else ", ".join(lost_fusions(row.layer))
         return dataclasses.replace(row, note=f"vLLM's fusions no longer match: {lost}") if lost else row
 
-    def _from_cache(self) -> bool:
-        return any(getattr(module, "was_aot_compile_fn_loaded_from_disk", False) for module in self._compiled)
+    def _cached(self) -> frozenset[str]:
+        """The layers that are in graphs which vLLM's cache kept, where there are such graphs."""
+        if not any(getattr(module, "was_aot_compile_fn_loaded_from_disk", False) for module in self._compiled):
+            return frozenset()
+        return frozenset(layer.layer for layer in extension_points.registered()) - OFF
 
     def _outcome(self, layers: tuple[VllmLayer, ...]) -> Outcome:
         outcome = Outcome()

@@ -31,7 +31,7 @@ from portakernel.errors import ClientWarning, UnknownNameError  # noqa: E402
 from portakernel.integrations import vllm as integration  # noqa: E402
 from portakernel.integrations.client import client  # noqa: E402
 from portakernel.integrations.ledger import Ledger, Row  # noqa: E402
-from portakernel.integrations.vllm import fusions, rotary, switch  # noqa: E402
+from portakernel.integrations.vllm import classes, fusions, rotary, switch  # noqa: E402
 from portakernel.integrations.vllm.classes import FORWARDS, vllm_class  # noqa: E402
 from portakernel.integrations.vllm.compile_cache import FACTOR, digest  # noqa: E402
 from portakernel.integrations.vllm.extension_points import ExtensionPointError  # noqa: E402
@@ -56,6 +56,7 @@ def _as_before() -> Iterator[None]:
     record.ledger = Ledger()
     record._made.clear()
     record._warned.clear()
+    classes.OFF.clear()
     gc.collect()
 
 
@@ -518,15 +519,17 @@ def test_the_key_is_the_same_in_another_process() -> None:
 
 
 def test_a_graph_out_of_vllms_cache_is_no_bypass(engine: Engine) -> None:
-    integration.enable(["rms_norm"])
+    integration.enable(["rms_norm", "silu_and_mul"])
     model = nn.Module()
     model.norm = _made(engine, lambda: layernorm.RMSNorm(SIZE))
+    model.act = _made(engine, activation.SiluAndMul, "none", "-silu_and_mul")
     compiled = nn.Module()
     compiled.was_aot_compile_fn_loaded_from_disk = True
     model.compiled = compiled
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(ClientWarning, match="SiluAndMul is enabled and bypassed") as warned:
         switch.switch().stepped()
+    assert len(warned) == 1
+    assert _row("SiluAndMul", "bypassed").calls == 0
     (row,) = (row for row in integration.report() if row.layer == "RMSNorm")
     note = "in a graph that vLLM's cache kept, traced by an earlier process with these settings"
     assert (row.outcome, row.calls, row.traces, row.note) == ("served", 0, 0, note)
