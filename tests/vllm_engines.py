@@ -1,6 +1,6 @@
 """A program that runs vLLM's engine on tiny models of random weights, and prints what came of it as lines of JSON.
 
-python vllm_engines.py FOLDER MODE:MODEL...        with MODE eager, compiled or fp8, MODEL llama, qwen or gemma
+python vllm_engines.py FOLDER MODE:MODEL...        with MODE eager or compiled, MODEL a folder in FOLDER
 """
 
 import json
@@ -49,6 +49,36 @@ def make_models(folder: Path) -> None:
         model.save_pretrained(folder / name)
 
 
+def make_float8_model(source: Path, folder: Path) -> None:
+    """A model's weights in float8 with a scale for each row, as the format compressed-tensors has them."""
+    from safetensors.torch import load_file, save_file
+
+    kept: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if not name.endswith("_proj.weight"):
+            kept[name] = tensor
+            continue
+        scale = tensor.abs().amax(-1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+        kept[name] = (tensor / scale).to(torch.float8_e4m3fn)
+        kept[f"{name}_scale"] = scale
+    folder.mkdir()
+    save_file(kept, folder / "model.safetensors")
+    shared = {"num_bits": 8, "type": "float", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**shared, "strategy": "channel", "dynamic": False},
+        "input_activations": {**shared, "strategy": "token", "dynamic": True},
+    }
+    configuration = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    configuration["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    (folder / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
+
+
 def _kernels_in_graphs() -> list[str]:
     """Fills with what the nodes of Inductor's graphs say of the ops and kernels that they are of."""
     from torch._inductor import config
@@ -83,9 +113,8 @@ def run(folder: Path, mode: str, name: str) -> dict[str, object]:
     engine = LLM(
         model=str(folder / name),
         skip_tokenizer_init=True,
-        dtype="bfloat16" if mode == "fp8" else "float32",
-        quantization="fp8" if mode == "fp8" else None,
-        enforce_eager=mode != "compiled",
+        dtype="bfloat16" if name.endswith("float8") else "float32",
+        enforce_eager=mode == "eager",
         max_model_len=256,
         max_num_seqs=4,
         disable_log_stats=True,

@@ -14,7 +14,7 @@ from client_environment import require
 require("vllm")
 
 import vllm_engines  # noqa: E402 - after the skip
-from vllm_engines import MODELS, PROMPTS, TOKENS, make_models  # noqa: E402
+from vllm_engines import MODELS, PROMPTS, TOKENS, make_float8_model, make_models  # noqa: E402
 
 PROGRAM = Path(vllm_engines.__file__)
 LAYERS = "vllm"
@@ -138,9 +138,10 @@ def test_compiled_graphs_name_the_kernels(model: str, served: dict[str, Result])
 
 
 def test_float8_linear_layers_are_served_in_an_engine(
-    started: Callable[..., subprocess.CompletedProcess[str]],
+    started: Callable[..., subprocess.CompletedProcess[str]], folder: Path
 ) -> None:
-    (result,) = _results(started("fp8:llama", clients="vllm:quantize_fp8,scaled_mm")).values()
+    make_float8_model(folder / "llama", folder / "llama-float8")
+    (result,) = _results(started("eager:llama-float8", clients="vllm:quantize_fp8,scaled_mm")).values()
     served = _by_layer(result, "served")
     # four linear layers in each of two blocks
     assert served["FP8ScaledMMLinearKernel"][0] == served["QuantFP8"][0] > 0
