@@ -16,8 +16,9 @@ from portakernel import ops
 from portakernel.calling.arrays.jax_arrays import JaxArrays
 from portakernel.calling.arrays.streams import Queue, TorchStreams
 
-# Floats of an array: 4 MB, which are read in a few microseconds; and how long a stream is busy before it is filled.
-_COUNT, _BUSY_CYCLES = 1 << 20, 300_000
+# Floats of an array: 4 MB, which are read in a few microseconds; and how long a stream is busy before it is filled: some
+# milliseconds, several times what the call takes until its kernel is launched.
+_COUNT, _BUSY_CYCLES = 1 << 20, 6_000_000
 _BUSY = r"""
 extern "C" __global__ void busy(long long cycles) {
   long long begin = clock64();
@@ -119,7 +120,7 @@ def _slow_fill(jax: Any) -> Callable[[float], Any]:
     """A function that returns at once, and fills an array only after a while."""
 
     def fill(number: Any) -> Any:
-        steps = jax.lax.fori_loop(0, 30, lambda _, value: jax.numpy.tanh(value @ value), jax.numpy.ones((512, 512)))
+        steps = jax.lax.fori_loop(0, 300, lambda _, value: jax.numpy.tanh(value @ value), jax.numpy.ones((512, 512)))
         return jax.numpy.full(_COUNT, 0, jax.numpy.float32) + (number + 0 * steps[0, 0])
 
     compiled: Callable[[float], Any] = jax.jit(fill)

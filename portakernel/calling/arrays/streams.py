@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from portakernel.host.locks import make_lock
+
 # DLPack's names for CUDA's default streams: 1 is the legacy one, 2 that of each thread; in HIP 0 is the default one.
 LEGACY, PER_THREAD = 1, 2
 
@@ -54,6 +56,7 @@ class TorchStreams:
 
     def __init__(self) -> None:
         self._in_flight: deque[tuple[Any, Sequence[Tensor]]] = deque()
+        self._lock = make_lock()
 
     def current(self, device: torch.device) -> Queue:
         """As ``Streams``."""
@@ -75,12 +78,10 @@ class TorchStreams:
             return
         event = _event()
         event.record(torch.cuda.current_stream(queue.device))
-        self._in_flight.append((event, tensors))
-        while self._in_flight and self._in_flight[0][0].query():
-            try:
+        with self._lock:
+            self._in_flight.append((event, tensors))
+            while self._in_flight and self._in_flight[0][0].query():
                 self._in_flight.popleft()
-            except IndexError:  # another thread was quicker
-                return
 
 
 # PyTorch's own annotations leave these two out.
