@@ -4,7 +4,7 @@ A step is a few layers of rms_norm, linear_act (as a matrix product), rotary_emb
 there, and silu_and_mul, through ops, in bfloat16. Phases with and without shadow verification follow each other, the
 order turned round each time, so that drift meets both; a Prometheus registry is scraped every 100 ms in all of them.
 
-    python benchmarks/shadow.py --device cuda --seconds 40 --rounds 3 --output shadow.json
+    python benchmarks/shadow.py --device cuda --seconds 30 --rounds 4 --output shadow.json
     OMP_NUM_THREADS=1 python benchmarks/shadow.py --small --seconds 2 --rounds 2   # on a CPU that others use too
 """
 
@@ -48,8 +48,8 @@ class Sizes:
     key_heads: int = 8
     head: int = 128
     feed: int = 14336
-    rows: int = 128
-    length: int = 2048
+    rows: int = 512
+    length: int = 1024
 
 
 SMALL = Sizes(layers=2, hidden=256, heads=4, key_heads=2, head=64, feed=512, rows=4, length=64)

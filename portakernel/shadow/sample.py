@@ -39,6 +39,11 @@ class Sample:
         """The op's caller."""
         return self.candidate.caller
 
+    @property
+    def on_host(self) -> bool:
+        """Whether calls are served by the processor that checks them."""
+        return self._device.type == "cpu"
+
     def why_not(self, most_bytes: int) -> Skip | None:
         """Why the call is not looked at; None where it can be."""
         if is_capturing():

@@ -124,11 +124,13 @@ class Sampler:
     def check(self, sample: Sample) -> None:
         """Has a sample judged, and does what follows: warns, demotes, writes it down.
 
+        Where an accelerator serves, what this thread computes counts, and not how long it waits for the interpreter.
+
         Raises:
             ShadowWarning: it warns, and warnings are errors. Everything else is done then.
         """
-        one, began = sample.candidate, self._clock()
-        on_device = 0.0
+        one, clock = sample.candidate, self._clock if sample.on_host else time.thread_time
+        began, on_device = clock(), 0.0
         try:
             with sample.aside():
                 on_device = sample.wait()
@@ -138,7 +140,7 @@ class Sampler:
             self._warn(one, "error", f"shadow verification of {one.kernel} failed: {exception_text(error)}")
             return
         finally:
-            self._spend(one, self._clock() - began + on_device)
+            self._spend(one, clock() - began + on_device)
         self._candidates.looked_at(one)
         if verdict is Verdict.UNJUDGED:
             self._counts.skip(one.op, one.kernel, "unjudged")
