@@ -29,6 +29,7 @@ _TEXTS = (
     ("Guide", "docs/sharding.md", "sharding.md"),
     ("Guide", "docs/nn.md", "nn.md"),
     ("Guide", "docs/arrays.md", "arrays.md"),
+    ("Guide", "docs/clients.md", "clients.md"),
     ("Guide", "docs/transformers.md", "transformers.md"),
     ("Guide", "examples/attention_in_transformers/README.md", "attention_in_transformers.md"),
     ("Guide", "examples/experts_in_transformers/README.md", "experts_in_transformers.md"),

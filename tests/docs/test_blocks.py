@@ -110,6 +110,25 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "docs/policy.md: import portakernel": (
         "tests/docs/test_policy_page.py::test_the_python_shown_runs", "over the page's own example",
     ),
+    "docs/clients.md: $ PORTAKERNEL_CLIENTS=vllm vllm serve MODEL                           # all that can be served": (
+        "tests/clients/vllm/test_vllm_engines.py::test_tokens_are_those_of_vllm_alone", "needs vLLM: `make clients`",
+    ),
+    "docs/clients.md: from portakernel.integrations.vllm import worker_reports": (
+        "tests/clients/vllm/test_vllm_engines.py::test_every_layer_of_the_model_is_served_and_none_bypassed",
+        "needs vLLM: `make clients`",
+    ),
+    "docs/clients.md: RMSNorm (add_rms_norm)                      64 calls     0 traces  served": (
+        "tests/clients/vllm/test_vllm_engines.py::test_every_layer_of_the_model_is_served_and_none_bypassed",
+        "needs vLLM: `make clients`",
+    ),
+    "docs/clients.md: $ PORTAKERNEL_CLIENTS=sglang python -m sglang.launch_server --model-path ...": (
+        "tests/clients/sglang/test_faults.py::test_the_plugin_hooks_what_the_environment_names_and_nothing_else",
+        "needs SGLang: `make clients`",
+    ),
+    "docs/clients.md: from portakernel.integrations import diffusers as integration": (
+        "tests/clients/diffusers/test_numbers.py::test_a_model_that_is_enabled_gives_native_s_numbers",
+        "needs diffusers: `make clients`",
+    ),
     "docs/shadow.md: import portakernel": (
         "tests/shadow/test_page.py::test_the_python_shown_runs", "and stops what it began",
     ),
