@@ -205,7 +205,8 @@ def main() -> None:
     report, found = portakernel.shadow.report(), compared(phases)
     name = torch.get_device_module(device).get_device_name(device) if on_gpu else f"{platform.machine()} CPU"
     whole = {
-        "circumstances": record.circumstances(str(device)), "sizes": asdict(sizes), "share": asked.share, "every": asked.every,
+        "circumstances": record.circumstances(str(device)),
+        "sizes": asdict(sizes), "share": asked.share, "every": asked.every,
         **found,
         "phases": [{"shadow": one.shadow, "steps": one.steps, "seconds": one.seconds} for one in phases],
         "shadow": {
