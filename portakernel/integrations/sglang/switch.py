@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.integrations.client import EnabledLayer, client, record
+from portakernel.integrations.enabled_ops import enabled_ops
 from portakernel.integrations.outcome import Left, Outcome, Replaced
 from portakernel.integrations.sglang import hooks
 from portakernel.integrations.sglang.hooks import TARGETS, Target
@@ -40,7 +40,7 @@ class Switch:
 
     def enable(self, ops: Iterable[str] | None) -> Outcome:
         """As ``portakernel.integrations.sglang.enable``."""
-        wanted = _checked_ops(ops)
+        wanted = enabled_ops("sglang", ops, WORDS, "rms_norm")
         with self._lock:
             targets = tuple(target for target in TARGETS if target.op in wanted)
             added = {target: self._hook(target) for target in targets if target not in self._hooks}
@@ -181,19 +181,3 @@ def _outcome(targets: tuple[Target, ...]) -> Outcome:
 def switch() -> Switch:
     """The process's switch."""
     return Switch()
-
-
-def _checked_ops(ops: Iterable[str] | None) -> frozenset[str]:
-    if ops is None:
-        return WORDS
-    if isinstance(ops, str):
-        raise ArgumentTypeError(f"ops is a sequence of names, such as ({ops!r},); a text was given")
-    given: Any = ops
-    if not isinstance(given, Iterable) or not all(isinstance(name, str) for name in given):
-        raise ArgumentTypeError(f"ops is a sequence of names, such as ('rms_norm',); this is {ops!r}")
-    wanted = frozenset(ops)
-    for name in sorted(wanted - WORDS):
-        raise UnknownNameError("op of sglang", name, WORDS, where="enable")
-    if not wanted:
-        raise ArgumentValueError(f"ops is empty; name some of {', '.join(sorted(WORDS))}, or leave it out")
-    return wanted

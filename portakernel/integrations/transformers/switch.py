@@ -7,14 +7,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.integrations.client import EnabledLayer, client
+from portakernel.integrations.enabled_ops import enabled_ops
 from portakernel.integrations.outcome import Left, Outcome, Replaced
 from portakernel.integrations.served_layer import ServedLayer
 from portakernel.integrations.transformers import layers, seams
@@ -76,7 +76,7 @@ class Switch:
 
     def enable(self, model: PreTrainedModel | None, ops: Iterable[str] | None) -> Enabled:
         """As ``portakernel.integrations.transformers.enable``."""
-        wanted = _checked_ops(ops)
+        wanted = None if ops is None else enabled_ops(NAME, ops, OPS, "attention")
         with self._lock:
             if model is None:
                 first = not self._everywhere
@@ -261,22 +261,6 @@ def _expect_calls(adapter: ServedLayer | None, module: nn.Module) -> None:
     if adapter is not None:
         client(NAME).enable(EnabledLayer(adapter.layer, adapter.op, "run the model, or see who replaced its forward"))
         client(NAME).born(adapter.layer, module)
-
-
-def _checked_ops(ops: Iterable[str] | None) -> frozenset[str] | None:
-    if ops is None:
-        return None
-    if isinstance(ops, str):
-        raise ArgumentTypeError(f"ops is a sequence of names, such as ({ops!r},); a text was given")
-    given: Any = ops
-    if not isinstance(given, Iterable) or not all(isinstance(name, str) for name in given):
-        raise ArgumentTypeError(f"ops is a sequence of names, such as ('attention',); this is {ops!r}")
-    wanted = frozenset(ops)
-    for name in sorted(wanted - OPS):
-        raise UnknownNameError("op of transformers", name, OPS, where="enable")
-    if not wanted:
-        raise ArgumentValueError(f"ops is empty; name some of {', '.join(sorted(OPS))}, or leave it out")
-    return wanted
 
 
 def _checked_family(model: object) -> Family:

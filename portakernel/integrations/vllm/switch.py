@@ -14,8 +14,8 @@ import vllm.envs
 from torch import nn
 
 from portakernel.config import Config
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.integrations.client import EnabledLayer, client
+from portakernel.integrations.enabled_ops import enabled_ops
 from portakernel.integrations.ledger import Row
 from portakernel.integrations.outcome import Left, Outcome, Replaced
 from portakernel.integrations.vllm import attention, compile_cache, extension_points, linear
@@ -53,7 +53,7 @@ class Switch:
 
     def enable(self, ops: Iterable[str] | None) -> Outcome:
         """As ``portakernel.integrations.vllm.enable``."""
-        wanted = _checked_ops(ops)
+        wanted = enabled_ops("vllm", ops, WORDS, "rms_norm")
         with self._lock:
             layers = tuple(layer for layer in FORWARDS if layer.word in wanted)
             extension_points.register(layers)
@@ -188,19 +188,3 @@ def _remedy(layer: VllmLayer) -> str:
 def switch() -> Switch:
     """The process's switch."""
     return Switch()
-
-
-def _checked_ops(ops: Iterable[str] | None) -> frozenset[str]:
-    if ops is None:
-        return WORDS
-    if isinstance(ops, str):
-        raise ArgumentTypeError(f"ops is a sequence of names, such as ({ops!r},); a text was given")
-    given: Any = ops
-    if not isinstance(given, Iterable) or not all(isinstance(name, str) for name in given):
-        raise ArgumentTypeError(f"ops is a sequence of names, such as ('rms_norm',); this is {ops!r}")
-    wanted = frozenset(ops)
-    for name in sorted(wanted - WORDS):
-        raise UnknownNameError("op of vllm", name, WORDS, where="enable")
-    if not wanted:
-        raise ArgumentValueError(f"ops is empty; name some of {', '.join(sorted(WORDS))}, or leave it out")
-    return wanted
