@@ -55,7 +55,8 @@ class RmsNorm(ServedLayer):
         self.promotes = promotes
 
     @override
-    def refusal(self, module: Any, x: Tensor) -> str:
+    def refusal(self, module: Any, *arguments: Any) -> str:
+        (x,) = arguments
         if x.dtype not in DTYPES:
             return f"dtype {x.dtype}: the op takes float32, float16 and bfloat16"
         if module.weight.dtype not in (x.dtype, torch.float32):
@@ -65,15 +66,18 @@ class RmsNorm(ServedLayer):
         return ""
 
     @override
-    def ours(self, module: Any, x: Tensor) -> Any:
+    def ours(self, module: Any, *arguments: Any) -> Any:
+        (x,) = arguments
         return ops.rms_norm(x, module.weight, eps=getattr(module, self.eps_name), weight_offset=self.offset)
 
     @override
-    def own(self, module: Any, x: Tensor) -> Any:
+    def own(self, module: Any, *arguments: Any) -> Any:
+        (x,) = arguments
         return type(module).forward(module, x)
 
     @override
-    def exact(self, module: Any, x: Tensor) -> Any:
+    def exact(self, module: Any, *arguments: Any) -> Any:
+        (x,) = arguments
         root = torch.rsqrt(x.square().mean(-1, keepdim=True) + getattr(module, self.eps_name))
         return x * root * (module.weight.double() + self.offset)
 
@@ -108,22 +112,25 @@ class Gate(ServedLayer):
         self.activation = activation
 
     @override
-    def refusal(self, module: Any, pair: Tensor) -> str:
+    def refusal(self, module: Any, *arguments: Any) -> str:
         return ""
 
     @override
-    def ours(self, module: Any, pair: Tensor) -> Any:
+    def ours(self, module: Any, *arguments: Any) -> Any:
+        (pair,) = arguments
         if self.activation == "silu":
             return ops.silu_and_mul(pair)
         return ops.gelu_and_mul(pair, approximate="tanh" if self.activation == "gelu_tanh" else "none")
 
     @override
-    def own(self, module: Any, pair: Tensor) -> Any:
+    def own(self, module: Any, *arguments: Any) -> Any:
+        (pair,) = arguments
         gate, up = pair.chunk(2, -1)
         return module.act_fn(gate) * up
 
     @override
-    def exact(self, module: Any, pair: Tensor) -> Any:
+    def exact(self, module: Any, *arguments: Any) -> Any:
+        (pair,) = arguments
         gate, up = pair.chunk(2, -1)
         if self.activation == "silu":
             return gate * gate.sigmoid() * up
@@ -162,7 +169,8 @@ class Rotary(ServedLayer):
     """Rotary positions of ``(B, H, S, D)`` heads, or of ``(B, S, H, D)`` where ``unsqueeze_dim`` is 2."""
 
     @override
-    def refusal(self, module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> str:
+    def refusal(self, module: Any, *arguments: Any) -> str:
+        q, k, cos, _, unsqueeze_dim = arguments
         width = q.shape[-1]
         if q.dtype not in DTYPES or k.dtype != q.dtype:
             return "query and key are not both float32, float16 or bfloat16"
@@ -177,7 +185,8 @@ class Rotary(ServedLayer):
         return ""
 
     @override
-    def ours(self, module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> Any:
+    def ours(self, module: Any, *arguments: Any) -> Any:
+        q, k, cos, sin, unsqueeze_dim = arguments
         if unsqueeze_dim == 1:
             q, k = q.transpose(1, 2), k.transpose(1, 2)
         cos, sin = _halves(q, cos, sin)
@@ -189,11 +198,13 @@ class Rotary(ServedLayer):
         return tuple(heads.transpose(1, 2) for heads in turned) if unsqueeze_dim == 1 else turned
 
     @override
-    def own(self, module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> Any:
+    def own(self, module: Any, *arguments: Any) -> Any:
+        q, k, cos, sin, unsqueeze_dim = arguments
         return type(module).forward(module, q, k, cos, sin, unsqueeze_dim)
 
     @override
-    def exact(self, module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> Any:
+    def exact(self, module: Any, *arguments: Any) -> Any:
+        q, k, cos, sin, unsqueeze_dim = arguments
         cos, sin = (angles.unsqueeze(unsqueeze_dim) for angles in _halves(q, cos, sin))
         pairs = (heads.chunk(2, -1) for heads in (q, k))
         return tuple(torch.cat([x * cos - y * sin, y * cos + x * sin], -1) for x, y in pairs)
