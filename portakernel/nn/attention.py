@@ -153,7 +153,5 @@ def projected_heads(
         given = zip((query, key, value), torch.split(weight, sizes), biases, strict=True)
         parts = tuple(nn.functional.linear(x, rows, shift) for x, rows, shift in given)
     # the number of heads in numbers: of an empty tensor no -1 can be told
-    q, k, v = (
-        part.view(*part.shape[:2], size // head_dim, head_dim) for part, size in zip(parts, sizes, strict=True)
-    )
+    q, k, v = (part.view(*part.shape[:2], size // head_dim, head_dim) for part, size in zip(parts, sizes, strict=True))
     return q, k, v

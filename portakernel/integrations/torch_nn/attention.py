@@ -38,10 +38,10 @@ class AttentionLayer(TorchLayer):
         except TypeError:
             asked = None
         if asked is None:
-            return self.class_s(module, "the arguments are not those of torch's forward", *arguments, **named)
+            return self.by_class(module, "the arguments are not those of torch's forward", *arguments, **named)
         query, key, value, mask, is_causal, refused = asked
         if refused or (refused := self.refusal(module, query, key, value, mask)):
-            return self.class_s(module, refused, *arguments, **named)
+            return self.by_class(module, refused, *arguments, **named)
         return self(module, query, key, value, mask, is_causal, is_autocast_on(query)), None
 
     def refusal(self, module: Any, *arguments: Any) -> str:

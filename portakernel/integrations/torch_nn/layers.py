@@ -46,10 +46,10 @@ class TorchLayer(ServedLayer, abc.ABC):
         """What the instance's ``forward`` does; a call of anything but one tensor is the class's, errors too."""
         x = arguments[0] if arguments else named.get(self.input_name)
         if len(arguments) + len(named) != 1 or not isinstance(x, Tensor):
-            return self.class_s(module, "the call gives something else than one tensor", *arguments, **named)
+            return self.by_class(module, "the call gives something else than one tensor", *arguments, **named)
         return self(module, x, is_autocast_on(x))
 
-    def class_s(self, module: Any, refused: str, *arguments: Any, **named: Any) -> Any:
+    def by_class(self, module: Any, refused: str, *arguments: Any, **named: Any) -> Any:
         """The call by the class's forward, as it was made; counted where that returns."""
         result = type(module).forward(module, *arguments, **named)
         record(self.client, self.op, refused, self.layer)
@@ -160,9 +160,9 @@ def refused_tensor(x: Tensor) -> str:
 
 
 def is_autocast_on(x: Tensor) -> bool:
-    """Whether torch casts what it computes of ``x``; never on a device that autocast does not know, such as meta."""
+    """Whether torch casts what it computes of ``x``; never on meta, which autocast does not know and raises of."""
     device = x.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def name_of(dtype: torch.dtype) -> str:
