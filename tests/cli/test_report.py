@@ -413,11 +413,11 @@ def test_a_recording_by_the_default_s_name_stays(run: Callable, calls: Path, mon
     file = calls.rename(calls.with_name("report.html"))
     monkeypatch.chdir(file.parent)
     ran = run("report", "--calls", "report.html")
-    assert (ran.status, ran.err) == (
-        2,
-        "portakernel: report: report.html, which is written without -o, is the file of --calls, which the page would"
-        " replace; give another file with -o, such as -o deployment.html\n",
+    message = (
+        "report: report.html, which is written without -o, is the file of --calls, which the page would replace; give"
+        " another file with -o, such as -o deployment.html"
     )
+    assert (ran.status, ran.err) == (2, f"portakernel: {message}\n")
     assert file.read_text(encoding="utf-8") == CALLS
     assert run("report", "--calls", "report.html", "--json").json["workload"]["calls"] == 100
 
