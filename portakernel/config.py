@@ -283,23 +283,33 @@ def _clients(key: str, text: str) -> dict[str, tuple[str, ...]]:
         client, colon, words = (piece.strip() for piece in part.partition(":"))
         known = CLIENTS.get(client)
         if known is None:
-            instead = WITHOUT_ENTRY_POINT.get(client) or nearest(client, CLIENTS)
+            instead = WITHOUT_ENTRY_POINT.get(client.lower()) or _closest(client, CLIENTS)
             raise ConfigError(f"{PREFIX + key} names the client {client!r}; {instead}")
-        ops = tuple(word.strip() for word in words.split(",") if word.strip())
+        ops = tuple(word.strip() for word in words.split(",")) if words else ()
         if colon and not ops:
             raise ConfigError(
                 f"{PREFIX + key} is {text!r}: {client!r} has a colon and no op behind it; name some, such"
                 f" as {client}:{known[0]}, or leave the colon out, which serves all"
             )
         for op in ops:
+            if not op:
+                raise ConfigError(
+                    f"{PREFIX + key} is {text!r}: {client!r} has a comma without an op on each side; list its ops with"
+                    f" one comma between two, such as {client}:{','.join(known[:2])}"
+                )
             if op not in known:
-                raise ConfigError(f"{PREFIX + key}: {client} has no layer that {op!r} serves; {nearest(op, known)}")
+                raise ConfigError(f"{PREFIX + key}: {client} has no layer that {op!r} serves; {_closest(op, known)}")
         if client in asked:
             raise ConfigError(f"{PREFIX + key} names {client!r} twice; list its ops once, with commas between them")
         asked[client] = ops or known
     if text and not asked:
         raise ConfigError(f"{PREFIX + key} is {text!r}, which names no client; name some, or leave it unset")
     return asked
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    """As ``nearest``, which leaves out what differs in case alone: that is what was meant."""
+    return f"did you mean {name.lower()!r}?" if name.lower() in known else nearest(name, known)
 
 
 def _whole(key: str, text: str, default: int) -> int:

@@ -134,7 +134,7 @@ class ShadowSection(BaseModel):
         default="report", description="after a wrong result: warn and count, or also let the next kernel serve"
     )
     folder: Annotated[str, BeforeValidator(_folder)] = Field(
-        default="", description="where tensors of wrong calls are written; nowhere without it"
+        default="", description="where tensors of wrong calls are written; nowhere without it; ~ is the home directory"
     )
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from portakernel.deciding.kernel_argument import check_ships
 from portakernel.deciding.policies import NAMING, Layer, Place, Scope
 from portakernel.deciding.policy_document import PolicyDocument, Section, TargetSection
 from portakernel.deciding.policy_targets import read_target
-from portakernel.deciding.shadow_wishes import KIT, NEEDS_KIT, ShadowWishes
+from portakernel.deciding.shadow_wishes import KIT, NEEDS_KIT, ShadowWishes, folder_of
 from portakernel.deciding.unmet import known_plugins
 from portakernel.errors import ArgumentValueError, ManifestError, PolicyFileError, UnknownNameError
 from portakernel.manifest.loading import Loaded, load_manifest, load_what_is_known
@@ -188,7 +188,12 @@ class _LayerReader:
             return None
         if importlib.util.find_spec(KIT) is None:
             self._problem(path, NEEDS_KIT)
-        folder = section.folder and os.path.join(os.path.dirname(self._loaded.document.path), section.folder)
+        folder = ""
+        if section.folder:
+            try:
+                folder = folder_of(section.folder, os.path.dirname(self._loaded.document.path))
+            except ValueError as error:
+                self._problem((*path, "folder"), str(error))
         return ShadowWishes(section.every, section.bytes, section.share, section.on_mismatch, folder, self._where(path))
 
     def _section(self, path: KeyPath, section: TargetSection, scope: Scope) -> Iterator[Layer]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+from portakernel.host.home import expanded
+from portakernel.host.output_file import folder_obstacle
 
 OnMismatch = Literal["report", "demote"]
 ON_MISMATCH: tuple[OnMismatch, ...] = get_args(OnMismatch)
@@ -67,6 +71,24 @@ def share_of(value: Any) -> float:
     if not number or not 0 < value <= 1:
         raise ValueError(f"found {value!r}; write a share of the time above 0 and up to 1, such as 0.001")
     return float(value)
+
+
+def folder_of(value: Any, beside: str = "") -> str:
+    """The absolute path of a folder that files can be put into, made or not; ``~`` is the home directory.
+
+    A relative one is in the folder ``beside``, by default the working directory.
+
+    Raises:
+        ValueError: it is something else, or no files can be put there.
+    """
+    given = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise ValueError(f"found {value!r}; write the path of a folder")
+    path = os.path.abspath(os.path.join(beside, expanded(given)))
+    if why := folder_obstacle(path):
+        named = f"found {given!r}, which" if path == given else f"found {given!r}: {path}"
+        raise ValueError(f"{named} {why}; write the path of a folder that takes files, or of one that can be made")
+    return path
 
 
 def _measured(value: Any, units: dict[str, Any], wanted: str) -> float:

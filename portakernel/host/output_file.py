@@ -39,6 +39,33 @@ def obstacle(path: Path) -> str:
     return ""
 
 
+def folder_obstacle(path: str) -> str:
+    """Why no file can be put into the folder ``path``, made first where it is not there; empty where one can.
+
+    It is the rest of a sentence that begins with the folder's name. As with ``obstacle`` it is tried, and nothing
+    stays: of a folder that is not there, the nearest one above it that is.
+    """
+    above = path
+    while not os.path.lexists(above) and os.path.dirname(above) != above:
+        above = os.path.dirname(above)
+    try:
+        if not stat.S_ISDIR(os.stat(above).st_mode):
+            return "is no folder" if above == path else f"cannot be made: {above} is no folder"
+        os.stat(path)
+    except FileNotFoundError:
+        if os.path.islink(above):
+            return f"cannot be made: {above} is a link to what is not there"
+    except OSError as error:
+        return f"cannot be used: {error.strerror or error}"
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        refused = f"({error.strerror or error})"
+        return f"takes no files {refused}" if above == path else f"cannot be made: {above} takes none {refused}"
+    return ""
+
+
 def write_at_once(path: Path, text: str, *, mode: int | None = None) -> None:
     """Puts ``text`` into the file at ``path``: whoever reads it meanwhile has the old one, or this.
 

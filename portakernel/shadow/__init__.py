@@ -10,7 +10,15 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from portakernel.deciding.shadow_wishes import ON_MISMATCH, OnMismatch, ShadowWishes, bytes_of, seconds_of, share_of
+from portakernel.deciding.shadow_wishes import (
+    ON_MISMATCH,
+    OnMismatch,
+    ShadowWishes,
+    bytes_of,
+    folder_of,
+    seconds_of,
+    share_of,
+)
 from portakernel.errors import ArgumentValueError, nearest
 from portakernel.host.as_written import as_written
 from portakernel.shadow.counts import COUNTS, Report
@@ -32,10 +40,10 @@ def configure(
     At most one call in the time ``every`` (``"30s"``, or seconds) is copied and held against the reference, if its
     arguments and results have ``bytes`` at most (``"256 MiB"``, or a number), and while copies and checks take a
     ``share`` of the time at most. ``on_mismatch="demote"`` lets the next kernel serve calls of that kind; with a
-    ``folder``, tensors of wrong calls are written there, and nowhere else.
+    ``folder`` (``~`` is the home directory), tensors of wrong calls are written there, and nowhere else.
 
     Raises:
-        ArgumentValueError: a value is not of that form.
+        ArgumentValueError: a value is not of that form, or no files can be put into the folder.
         MissingPackageError: portakernel_kit, which judges results, is not installed.
     """
     from portakernel.shadow.process import start
@@ -49,7 +57,7 @@ def configure(
             _accepted("bytes", bytes_of, f"{bytes} B" if isinstance(bytes, int) else bytes),
             _accepted("share", share_of, share),
             on_mismatch,
-            "" if folder is None else os.fspath(folder),
+            "" if folder is None else _accepted("folder", folder_of, folder),
             "portakernel.shadow.configure",
         )
     )

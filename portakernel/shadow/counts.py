@@ -68,8 +68,6 @@ class Report:
             lines.append(f"  {one.kernel}: {one.checked} checked, {one.mismatched} mismatched{skipped}")
         lines += [f"  wrong: {text}" for text in self.wrong]
         lines += [f"  error: {text}" for text in self.errors]
-        lines += [f"  wrong: {text}" for text in self.wrong]
-        lines += [f"  error: {text}" for text in self.errors]
         return "\n".join(lines)
 
 

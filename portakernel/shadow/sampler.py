@@ -179,7 +179,7 @@ class Sampler:
         from portakernel.shadow.evidence import MOST_FILES, keep
 
         try:
-            path = keep(sample, detail, Path(self.wishes.folder).expanduser())
+            path = keep(sample, detail, Path(self.wishes.folder))
         except OSError as error:
             return f"; its tensors could not be written to {self.wishes.folder} ({error.strerror or error})"
         if path is None:

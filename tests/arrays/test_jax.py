@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from array_calls import as_bytes
 
 import portakernel
 from portakernel import ops
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, DerivativeError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, DerivativeError, UnknownNameError
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -174,6 +177,47 @@ class TestTraces:
             ArgumentValueError, match=r"^rms_norm: weight has shape \(63,\), so N = 63, but x has N = 64"
         ):
             jax.jit(ops.rms_norm).lower(jnp.asarray(X), jnp.zeros(63))
+
+    @pytest.mark.parametrize(
+        ("kernel", "error", "message"),
+        [
+            ("torch.softmx", UnknownNameError, r"^kernel: unknown kernel or plugin 'torch\.softmx'; did you mean "),
+            ("torch.add", ArgumentValueError, r"^softmax: 'torch\.add' has kernels of add, not of softmax; those are "),
+            (3, ArgumentTypeError, r"^kernel must be the name of a kernel or plugin; this is int 3\b"),
+        ],
+    )
+    def test_a_kernel_that_the_op_has_not_is_told_while_it_is_traced(self, kernel, error, message):
+        with pytest.raises(error, match=message):
+            jax.jit(lambda x: ops.softmax(x, kernel=kernel)).lower(jnp.asarray(X))
+
+    def test_a_kernel_that_cannot_serve_is_told_at_the_end_of_jaxs_own_error(self):
+        compiled = jax.jit(lambda x: ops.softmax(x, kernel="triton")).lower(jnp.asarray(X)).compile()
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"(?s)callback.*NoKernelError: no kernel for op softmax"):
+            jax.block_until_ready(compiled(jnp.asarray(X)))
+
+    @pytest.mark.parametrize(
+        ("ask", "error", "message"),
+        [
+            (lambda f, x: jax.hessian(f)(x), ValueError, "Pure callbacks do not support JVP"),
+            (lambda f, x: jax.grad(lambda x: jax.grad(f)(x).sum())(x), ValueError, "Pure callbacks do not support JVP"),
+            (
+                lambda f, x: jax.jvp(f, (x,), (x,)),
+                TypeError,
+                "can't apply forward-mode autodiff (jvp) to a custom_vjp function",
+            ),
+            (
+                lambda f, x: jax.export.export(jax.jit(f))(x),
+                NotImplementedError,
+                "serialization of host_callbacks is not yet implemented",
+            ),
+        ],
+        ids=["hessian", "gradient of a gradient", "jvp", "export"],
+    )
+    def test_what_jax_itself_refuses_is_in_the_table_with_its_words(self, ask, error, message):
+        page = (Path(__file__).parents[2] / "docs" / "arrays.md").read_text(encoding="utf-8")
+        assert f"JAX's `{message}`" in page
+        with pytest.raises(error, match=re.escape(message)):
+            ask(lambda x: ops.softmax(x).sum(), jnp.asarray(X))
 
     def test_a_policy_block_around_the_trace_holds_in_the_callback(self):
         def served():

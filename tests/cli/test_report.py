@@ -382,6 +382,46 @@ def test_a_link_stays_and_the_file_behind_it_is_written(run: Callable, tmp_path:
     assert file.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["page", "json"])
+@pytest.mark.parametrize("by", ["name", "link", "relative"])
+@pytest.mark.parametrize("option", ["--calls", "--plan", "PORTAKERNEL_PLAN"])
+def test_what_the_report_is_made_of_is_never_its_output(
+    run: Callable, calls: Path, monkeypatch: pytest.MonkeyPatch, option: str, by: str, more: tuple[str, ...]
+) -> None:
+    file, link = calls, calls.with_name("link.yaml")
+    if option != "--calls":
+        file = calls.with_name("plan.yaml")
+        assert run("plan", "lock", str(file), "--calls", str(calls)).status == 0
+    link.symlink_to(file)
+    monkeypatch.chdir(file.parent)
+    before = file.read_text(encoding="utf-8")
+    output = {"name": str(file), "link": str(link), "relative": file.name}[by]
+    words = (option, str(file)) if option.startswith("--") else ()
+    if not words:
+        monkeypatch.setenv(option, str(file))
+    ran = run("report", *words, "-o", output, *more)
+    message = (
+        f"report: -o {output} is the file of {option}, which the page would replace; give another file with -o, such as"
+        " -o deployment.html"
+    )
+    assert ran.status == 2
+    assert (ran.json["error"]["message"] if more else ran.err) == (message if more else f"portakernel: {message}\n")
+    assert (file.read_text(encoding="utf-8"), link.is_symlink()) == (before, True)
+
+
+def test_a_recording_by_the_default_s_name_stays(run: Callable, calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = calls.rename(calls.with_name("report.html"))
+    monkeypatch.chdir(file.parent)
+    ran = run("report", "--calls", "report.html")
+    message = (
+        "report: report.html, which is written without -o, is the file of --calls, which the page would replace; give"
+        " another file with -o, such as -o deployment.html"
+    )
+    assert (ran.status, ran.err) == (2, f"portakernel: {message}\n")
+    assert file.read_text(encoding="utf-8") == CALLS
+    assert run("report", "--calls", "report.html", "--json").json["workload"]["calls"] == 100
+
+
 def test_json_alone_writes_no_file_and_with_a_name_it_does(
     run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

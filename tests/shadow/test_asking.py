@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +37,9 @@ def test_a_file_says_how_often_how_much_and_what_follows(read, tmp_path):
         120.0, 64 << 10, 0.01, "demote", str(tmp_path / "wrong"), "policy.yaml:2"
     )  # fmt: skip
     assert read("shadow: {share: 1}\n") == ShadowWishes(share=1.0, place="policy.yaml:2")
-    assert read("shadow: {folder: /var/wrong}\n").folder == "/var/wrong"
+    elsewhere = tmp_path / "else" / "where"
+    assert read(f"shadow: {{folder: {elsewhere}}}\n").folder == str(elsewhere)
+    assert not elsewhere.parent.exists()
     assert read("prefer: torch\n") is None
 
 
@@ -115,9 +119,59 @@ def test_without_the_kit_a_program_that_asks_for_it_is_told(monkeypatch):
         portakernel.shadow.configure()
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home directory, apart from the working directory, with a file and a link to nothing."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "file").touch()
+    (folder / "link").symlink_to(folder / "nothing")
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+TAKES_FILES = "write the path of a folder that takes files, or of one that can be made"
+
+
+@pytest.mark.parametrize(
+    ("folder", "problem"),
+    [
+        ("~/file", "found '~/file': {home}/file is no folder"),
+        ("home/file/wrong", "found 'home/file/wrong': {home}/file/wrong cannot be made: {home}/file is no folder"),
+        ("~/link", "found '~/link': {home}/link cannot be made: {home}/link is a link to what is not there"),
+        ("/dev/null", "found '/dev/null', which is no folder"),
+        ("/proc/nope", "found '/proc/nope', which cannot be made: /proc takes none ({refusal})"),
+        ("/proc", "found '/proc', which takes no files ({refusal})"),
+    ],
+)
+def test_a_folder_that_takes_no_files_is_told_by_files_and_programs(read, tmp_path, home, folder, problem):
+    refusal = os.strerror(errno.EACCES if os.geteuid() else errno.ENOENT)
+    problem = f"{problem.format(home=home, refusal=refusal)}; {TAKES_FILES}"
+    with pytest.raises(PolicyFileError) as raised:
+        read(f"shadow:\n  folder: {folder}\n")
+    assert raised.value.problems == (f"{tmp_path / 'policy.yaml'}:3: shadow.folder: {problem}",)
+    with pytest.raises(ArgumentValueError, match=rf"^shadow\.configure: folder: {re.escape(problem)}$"):
+        portakernel.shadow.configure(folder=folder)
+    assert process._process.worker is None
+
+
+def test_a_tilde_is_the_home_directory_and_nothing_is_made(read, home, stopped):
+    wanted = home / "some" / "wrong"
+    assert read("shadow: {folder: ~/some/wrong}\n").folder == str(wanted)
+    for folder in ("~/some/wrong", "home/some/wrong", wanted):
+        portakernel.shadow.configure(every="1h", folder=folder)
+        assert stopped.worker.sampler.wishes.folder == str(wanted)
+    assert not wanted.parent.exists()
+
+
 @pytest.mark.parametrize(
     ("wishes", "problem"),
     [
+        ({"folder": ""}, "folder: found ''; write the path of a folder"),
+        ({"folder": 3}, "folder: found 3; write the path of a folder"),
+        ({"folder": b"/tmp"}, "folder: found b'/tmp'; write the path of a folder"),
+        ({"folder": "/tmp/\0"}, "folder: found '/tmp/\\x00'; write the path of a folder"),
         ({"every": "soon"}, f"every: found 'soon'; {A_TIME}"),
         ({"every": 0}, f"every: found '0s'; {A_TIME}"),
         ({"bytes": "much"}, f"bytes: found 'much'; {A_SIZE}"),

@@ -101,6 +101,21 @@ def test_reported_it_goes_on_serving(planted):
     assert not torch.equal(planted.add(X, Y), X + Y)
 
 
+@pytest.mark.parametrize("on_mismatch", ["demote", "report"])
+def test_the_report_has_a_line_for_each_mismatch_and_each_error(planted, on_mismatch):
+    found_wrong(planted, lambda: planted.add(X, Y), on_mismatch=on_mismatch)
+    planted.counts.skip("add", "planted.add", "error", "no memory for copies")
+    report = planted.counts.report()
+    lines = str(report).splitlines()
+    (wrong,) = report.wrong
+    assert lines[1].startswith("1 checked, 1 mismatched in ")
+    assert lines[2:] == [
+        "  planted.add: 1 checked, 1 mismatched; skipped: error 1",
+        f"  wrong: {wrong}",
+        "  error: planted.add: no memory for copies",
+    ]
+
+
 def test_tensors_of_a_wrong_call_are_written_to_the_folder_that_is_named(planted, tmp_path):
     folder = tmp_path / "made" / "wrong"
     text = found_wrong(planted, lambda: planted.add(X, Y), folder=str(folder))

@@ -19,6 +19,7 @@ from portakernel.calling.arrays.libraries import PAIRS
 from portakernel.calling.arrays.numpy_arrays import NumPyArrays
 from portakernel.calling.arrays.streams import Queue, TorchStreams
 from portakernel.calling.key_table import remember_few
+from portakernel.deciding.kernel_argument import strictly
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, DerivativeError
 from portakernel.words.dtypes import DTYPES
 
@@ -44,6 +45,7 @@ class TransformedCalls:
 
         Raises:
             ArgumentTypeError, ArgumentValueError: they do not fit the op, or are traced for a GPU.
+            UnknownNameError: they are traced, and no kernel or plugin is called ``kernel``.
             DerivativeError: a gradient of an op that has none.
         """
         key = (tuple(given), tuple(values), kernel)
@@ -201,7 +203,7 @@ class _Kind:
         return [made.get(name) for name in self.contract.names]
 
     def _check_traced(self, arrays: Sequence[Any]) -> None:
-        """Nothing, when the arguments fit the op, and the program will run on a CPU."""
+        """Nothing, when the arguments fit the op, ``kernel`` names one of it, and the program will run on a CPU."""
         jax, op = sys.modules["jax"], self.contract.op
         chosen = jax.config.jax_default_device
         platform = chosen if isinstance(chosen, str) else getattr(chosen, "platform", None) or jax.default_backend()
@@ -216,6 +218,7 @@ class _Kind:
                 raise ArgumentTypeError(
                     f"{op}: {name} has dtype {array.dtype}, which no op takes; accepted: {accepted}"
                 )
+        strictly(self._arguments.registry, op, self._kernel)
         self._arguments.check(self._stand_ins(arrays), self._values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,6 +66,9 @@ def command(
     if file is not None:
         check_jinja()
     followed = os.environ.get("PORTAKERNEL_PLAN")
+    named = plan if plan is not None else Path(followed).expanduser() if followed else None
+    if file is not None:
+        _refuse_inputs(file, output, {"--calls": calls, "--plan" if plan is not None else "PORTAKERNEL_PLAN": named})
     now = dispatcher_apart()
     elsewhere = None if target is None else target_and_units(target, now.registry)
     if elsewhere is not None:
@@ -73,7 +77,6 @@ def command(
         record = f"`portakernel record -o {calls} -- PROGRAM` writes one"
         raise ArgumentValueError(f"report: {calls} is not there; {record}, with the calls that PROGRAM makes")
     recording = None if calls is None else Recording(calls, *load_recording(calls))
-    named = plan if plan is not None else Path(followed).expanduser() if followed else None
     report = gather(now, recording, named, elsewhere, target)
     if file is not None:
         _write(report, file, output if output is not None else DEFAULT)
@@ -117,6 +120,21 @@ def _file(output: str) -> Path:
     if why := obstacle(file):
         raise ArgumentValueError(f"report: {output} {why}")
     return file
+
+
+def _refuse_inputs(file: Path, output: str | None, inputs: Mapping[str, Path | None]) -> None:
+    """Nothing, where ``file`` is none of those that the report is made of, also by another name.
+
+    Raises:
+        ArgumentValueError: the page would replace what it was made of.
+    """
+    from portakernel.errors import ArgumentValueError
+
+    page = f"-o {output}" if output is not None else f"{DEFAULT}, which is written without -o,"
+    for option, path in inputs.items():
+        if path is not None and path.exists() and file.exists() and file.samefile(path):
+            text = f"report: {page} is the file of {option}, which the page would replace"
+            raise ArgumentValueError(f"{text}; give another file with -o, such as -o deployment.html")
 
 
 def _write(report: Report, file: Path, output: str) -> None:

@@ -14,6 +14,7 @@ docs/clients.md says what is served and what is refused.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ from portakernel.integrations.versions import UnsupportedVersionError
 if TYPE_CHECKING:
     from portakernel.integrations.ledger import Row
     from portakernel.integrations.outcome import Outcome
+
+# What the hooks are written against.
+_NEEDED = ("sglang.kernels.fused_op", "sglang.srt.plugins.hook_registry", "sglang.srt.batch_invariant_ops")
 
 __all__ = ["UnsupportedVersionError", "disable", "enable", "report"]
 
@@ -35,22 +39,26 @@ def enable(ops: Iterable[str] | None = None) -> Outcome:
 
     Raises:
         UnsupportedVersionError: SGLang is not installed, or not in the version that this was tested with.
+        SglangImportError: importing SGLang failed; the cause is chained, and nothing is hooked then.
         MissingHookError: SGLang lacks a method that would be hooked, or did not hook it; nothing is hooked then.
         UnknownNameError: an op that serves no layer of SGLang.
         ArgumentTypeError, ArgumentValueError: ``ops`` is no sequence of names, or is empty.
     """
     TESTED.check()
+    from portakernel.integrations.sglang.imports import imported
+
+    for module in _NEEDED:
+        imported(module)
     from portakernel.integrations.sglang.switch import switch
 
     return switch().enable(ops)
 
 
 def disable() -> None:
-    """Takes the hooks out of SGLang again."""
-    TESTED.check()
-    from portakernel.integrations.sglang.switch import switch
-
-    switch().disable()
+    """Takes the hooks out of SGLang again; where nothing is enabled it does nothing, and imports nothing."""
+    switch = sys.modules.get("portakernel.integrations.sglang.switch")
+    if switch is not None:
+        switch.switch().disable()
 
 
 def report() -> tuple[Row, ...]:

@@ -18,6 +18,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from portakernel.errors import PortakernelError
 from portakernel.integrations.sglang.gates import GeluGate, SiluGate
+from portakernel.integrations.sglang.imports import imported
 from portakernel.integrations.sglang.layer import SglangLayer
 from portakernel.integrations.sglang.norms import GemmaNorm, Norm
 from portakernel.integrations.sglang.rotary import Rotary
@@ -59,11 +60,13 @@ def resolved(target: Target) -> type[Any]:
     """The class of a target, whose forward and its parameters are those that the hook was written for.
 
     Raises:
+        SglangImportError: importing its module failed.
         MissingHookError: with what is there instead.
     """
+    module, _, name = target.path.rpartition(".")
     try:
-        found: Any = pkgutil.resolve_name(target.path)
-    except (ImportError, AttributeError) as error:
+        found: Any = getattr(imported(module), name)
+    except (ModuleNotFoundError, AttributeError) as error:
         raise MissingHookError(
             f"SGLang has no {target.path}, which portakernel hooks for {target.op} ({error}); install a tested version,"
             f" or leave {target.op} out of PORTAKERNEL_CLIENTS"

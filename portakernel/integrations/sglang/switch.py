@@ -62,6 +62,8 @@ class Switch:
     def disable(self) -> None:
         """As ``portakernel.integrations.sglang.disable``."""
         with self._lock:
+            if not self._hooks and self._watch is None:
+                return
             hooks.remove(self._hooks)
             for table in (self._hooks, self._originals, self._classes, self._served):
                 table.clear()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,13 +253,17 @@ def test_an_op_that_serves_no_layer_is_an_error() -> None:
         integration.enable(["softmax"])
 
 
-# A process of SGLang: what it does first is to load its plugins.
-PROCESS = """
+SHIM = """
 import sys, warnings
 warnings.simplefilter("ignore")
 import torch
 for name in ("nms", "qnms"):  # as in conftest.py
     torch.library.define("torchvision::" + name, "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+# A process of SGLang: what it does first is to load its plugins.
+PROCESS = (
+    SHIM
+    + """
 import importlib.metadata as metadata
 import sglang.srt.plugins as plugins
 
@@ -270,6 +276,7 @@ from sglang.srt.layers.activation import GeluAndMul, SiluAndMul
 
 print(*(name.__name__ for name in (GeluAndMul, SiluAndMul) if "forward" in vars(name)), "portakernel" in sys.modules)
 """
+)
 
 
 def sglang_process(clients: str | None, fault: str = "") -> subprocess.CompletedProcess[str]:
@@ -322,3 +329,83 @@ def test_the_plugin_ends_the_process_where_it_cannot_do_what_is_asked(clients: s
     assert (run.returncode, run.stdout) == (1, "")
     assert f"PORTAKERNEL_CLIENTS is {clients!r}, and portakernel cannot do that here: " in run.stderr
     assert message in run.stderr
+
+
+def test_every_module_of_sglang_that_is_imported_is_tried_before() -> None:
+    folder = Path(integration.__file__).parent
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in folder.glob("*.py")]
+    named = {node.module or "" for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in named if name.startswith("sglang.")} == set(integration._NEEDED)
+
+
+# A process in which importing SGLang fails, twice, and then does not.
+BROKEN = """
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise RuntimeError("operator torchvision::nms does not exist" if first else "half of it is there")
+
+first = True
+sys.meta_path.insert(0, Broken())
+from portakernel.integrations import sglang as integration
+
+def attempt():
+    try:
+        integration.enable()
+    except ImportError as error:
+        print(type(error).__name__, error, repr(error.__cause__), sep="|")
+
+attempt()
+first = False
+attempt()
+integration.disable()
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["sglang.kernels.fused_op", "sglang.srt.batch_invariant_ops", "sglang.srt.layers.activation"]
+)
+def test_a_failed_import_is_told_with_its_cause_and_the_next_attempt_with_the_first(module: str) -> None:
+    program = SHIM + BROKEN.format(module=module)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    first, second = run.stdout.splitlines()[-2:]
+    kind, text, cause = first.split("|")
+    where, why = f"importing SGLang failed: {module}: ", "RuntimeError: operator torchvision::nms does not exist"
+    ending = (
+        f"; `python -c 'import {module}'` shows where. A package that SGLang needs is missing, or does not fit the"
+        " others"
+    )
+    assert (kind, text) == ("SglangImportError", f"{where}{why}{ending}")
+    assert cause == "RuntimeError('operator torchvision::nms does not exist')"
+    kind, text, cause = second.split("|")
+    before = f" (the first to fail in this process: {module}: {why})"
+    assert (kind, text) == ("SglangImportError", f"{where}RuntimeError: half of it is there{before}{ending}")
+    assert cause == "RuntimeError('half of it is there')"
+
+
+def test_a_module_that_is_not_there_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    from portakernel.integrations.sglang.hooks import MissingHookError
+
+    monkeypatch.setitem(sys.modules, "sglang.srt.layers.activation", None)
+    with pytest.raises(MissingHookError, match=r"^SGLang has no sglang\.srt\.layers\.activation\.SiluAndMul, which"):
+        integration.enable(["silu_and_mul"])
+
+
+def test_disabling_what_is_not_enabled_imports_nothing_and_applies_no_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
+import sys
+from portakernel.integrations import sglang as integration
+before = set(sys.modules)
+integration.disable()
+print(sorted(set(sys.modules) - before), "sglang" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout == "[] False\n"
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    integration.enable(["silu_and_mul"])
+    integration.disable()
+    applied: list[int] = []
+    monkeypatch.setattr(HookRegistry, "apply_hooks", lambda: applied.append(1))
+    integration.disable()
+    assert not applied
