@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from portakernel.errors import ClientWarning
+from portakernel.host.call_site import callers_level
 from portakernel.integrations.ledger import Ledger, Row
 
 # Set on instances, so that a trace, which may hold no instance as a constant, can name one by its number.
@@ -104,7 +105,7 @@ class Client:
             if (layer, text) in self._warned:
                 return
             self._warned.add((layer, text))
-        warnings.warn(text, ClientWarning, stacklevel=3)
+        warnings.warn(text, ClientWarning, stacklevel=callers_level())
 
     def bypassed(self) -> tuple[Row, ...]:
         """The enabled layers of which there are instances, and to which no call came."""

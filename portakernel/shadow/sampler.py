@@ -17,6 +17,7 @@ from portakernel.calling.caller import OpCaller
 from portakernel.claims.capability import CannotRun
 from portakernel.deciding.shadow_wishes import ShadowWishes
 from portakernel.errors import ShadowWarning
+from portakernel.host.call_site import callers_level
 from portakernel.shadow.budget import Budget
 from portakernel.shadow.candidates import Candidate, Candidates
 from portakernel.shadow.counts import Counts
@@ -191,4 +192,4 @@ class Sampler:
         if (what, one.kernel, kind) in self._warned:
             return
         self._warned.add((what, one.kernel, kind))
-        warnings.warn(one_line(text), ShadowWarning, stacklevel=2)
+        warnings.warn(one_line(text), ShadowWarning, stacklevel=callers_level())

@@ -53,12 +53,14 @@ def _broken_arguments(op: str) -> list[Ended]:
     function, (tensors, values) = getattr(ops, op), _example(op)
     wrong: list[Any] = [3.5, "x", [1.0, 2.0], object(), torch.nn.Linear(2, 2), {}, torch.Size([2])]
     found = []
+    # an array beside tensors is refused; alone it is served
+    beside = sum(tensor is not None for tensor in tensors) > 1
     for place, tensor in enumerate(tensors):
         if tensor is None:
             continue
         several = [
             *wrong,
-            tensor.numpy() if tensor.dtype in (torch.float32, torch.int64) else tensor.tolist(),
+            tensor.numpy() if beside and tensor.dtype in (torch.float32, torch.int64) else tensor.tolist(),
             tensor.to(torch.complex64),
             tensor.bool(),
             tensor.float().to_sparse() if tensor.dim() else 0,
