@@ -19,7 +19,7 @@ The engine, one file per family of instructions, each of which registers handler
 ==============================  ========================================================================================
 
 A vector instruction is added as one line of a ``VectorOp`` list: operands arrive as arrays of lanes with modifiers
-applied, and the result is written under EXEC. ``tests/emulation/single.py`` runs one assembled instruction on given
+applied, and the result is written under EXEC. ``tests/single_instruction.py`` runs one assembled instruction on given
 registers.
 """
 
