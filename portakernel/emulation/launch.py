@@ -50,6 +50,7 @@ def emulate(
     arguments: Sequence[Any],
     arch: str,
     *,
+    names: Sequence[str] = (),
     dynamic_lds: int = 0,
     budget: int = 100_000_000,
     threads: int | None = None,
@@ -59,7 +60,7 @@ def emulate(
 
     ``grid`` counts workgroups, ``block`` work items of one; ``arguments`` are the explicit ones in the kernel's order:
     tensors on the CPU (or numpy arrays) for pointers, None for a null pointer, ints, floats, or ``bytes`` as they
-    lie in memory. ``dynamic_lds``: bytes of LDS beside those that the kernel declares. ``budget``: instructions of one
+    lie in memory; ``names`` are theirs in findings, where the code object has none (Triton's). ``dynamic_lds``: bytes of LDS beside those that the kernel declares. ``budget``: instructions of one
     wave. ``threads``: of the host, all its cores by default; results do not depend on them where workgroups are
     independent.
 
@@ -72,7 +73,7 @@ def emulate(
     sizes = _three(grid, "grid"), _three(block, "block")
     lds = _check(made.loaded, kernel, *sizes, dynamic_lds)
     memory = Memory()
-    kernarg = _kernarg(kernel, arguments, *sizes, dynamic_lds, memory)
+    kernarg = _kernarg(kernel, arguments, names, *sizes, dynamic_lds, memory)
     memory.add_bytes(KERNARG_BASE, kernarg, "the kernel's arguments")
     memory.add_bytes(PACKET_BASE, _packet(kernel, *sizes, lds), "the dispatch packet")
     for segment in made.loaded.segments:
@@ -131,7 +132,7 @@ def _check(
 
 
 def _kernarg(
-    kernel: Kernel, arguments: Sequence[Any], grid: tuple[int, int, int], block: tuple[int, int, int],
+    kernel: Kernel, arguments: Sequence[Any], called: Sequence[str], grid: tuple[int, int, int], block: tuple[int, int, int],
     dynamic_lds: int, memory: Memory,
 ) -> bytearray:  # fmt: skip
     explicit = [one for one in kernel.arguments if not one.hidden]
@@ -140,7 +141,7 @@ def _kernarg(
         raise EmulationError(f"{kernel.name} takes {len(explicit)} arguments ({names}), not {len(arguments)}")
     data = bytearray(kernel.kernarg_bytes)
     for index, (place, value) in enumerate(zip(explicit, arguments, strict=True)):
-        name = place.name or f"argument {index}"
+        name = called[index] if index < len(called) else place.name or f"argument {index}"
         data[place.offset : place.offset + place.size] = _value(place, name, value, memory)
     hidden = {"hidden_grid_dims": 1 + (grid[1] > 1 or grid[2] > 1) + (grid[2] > 1)}
     for axis, letter in enumerate("xyz"):
