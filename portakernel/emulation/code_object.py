@@ -208,7 +208,7 @@ def _kernel(described: dict[str, Any], symbols: Mapping[str, int], segments: tup
     properties, preload = struct.unpack_from("<HH", data, 56)
     if lds > arch.lds_bytes:
         raise EmulationError(f"kernel {name} takes {lds} bytes of LDS; a workgroup of {arch.name} has {arch.lds_bytes}")
-    if private > 1 << 20 or kernarg > 1 << 20:
+    if private > 1 << 18 or kernarg > 1 << 20:
         raise EmulationError(f"kernel {name} asks for {private} bytes of private memory and {kernarg} of arguments")
     wave_size = 32 if properties >> 10 & 1 else 64
     if wave_size == 32 and arch.table == "cdna":

@@ -57,14 +57,14 @@ class Finding:
     def _what(self) -> str:
         if self.kind in (Kind.OUTSIDE, Kind.OUTSIDE_LDS):
             of = "LDS" if self.kind is Kind.OUTSIDE_LDS else self.region or "private memory"
-            by = f"{self.distance} bytes past the end" if self.distance > 0 else f"{-self.distance} bytes before the begin"
-            return f"an access of {self.bytes} bytes ends {by} of {of}" if self.distance > 0 else (
-                f"an access of {self.bytes} bytes begins {by} of {of}"
-            )
+            if self.distance > 0:
+                return f"an access of {self.bytes} bytes ends {self.distance} bytes past the end of {of}"
+            return f"an access of {self.bytes} bytes begins {-self.distance} bytes before the begin of {of}"
         if self.kind is Kind.CONFLICT:
+            of = f"{self.region} at {self.address:#x}" if self.region else f"LDS byte {self.address}"
             return (
-                f"LDS byte {self.address} is touched by waves {self.wave} and {self.other_wave} without a barrier "
-                f"between (there: {self.other_text})"
+                f"{of} is touched by waves {self.wave} and {self.other_wave} without a barrier between "
+                f"(there: {self.other_text})"
             )
         return {
             Kind.READ_ONLY: f"a store to {self.region}, which is read only",
@@ -76,5 +76,5 @@ class Finding:
             Kind.UNSUPPORTED: "the engine does not execute this instruction with these operands",
             Kind.BAD_JUMP: f"a jump to {self.address:#x}, where no instruction begins",
             Kind.UNINITIALISED_MEMORY: f"a load of {self.region} that nobody wrote",
-            Kind.DEADLOCK: "waves wait for each other for ever",
+            Kind.DEADLOCK: "the wave waits for a barrier that it did not signal: for ever",
         }[self.kind]

@@ -64,7 +64,8 @@ def program(data: bytes, arch: str) -> Program:
     records = (*flow, *halves)
     handlers = tuple(0 if one.name == "unknown" else handler(one.name) for one in records)
     packed = b"".join(one.pack(number) for one, number in zip(records, handlers, strict=True))
-    index_at = (ctypes.c_int32 * max(1, len(loaded.text) // 4))(*([-1] * max(1, len(loaded.text) // 4)))
+    dwords = max(1, (len(loaded.text) + 3) // 4)
+    index_at = (ctypes.c_int32 * dwords)(*([-1] * dwords))
     for index, one in enumerate(flow):
         index_at[one.offset // 4] = index
     ops = ctypes.create_string_buffer(packed, max(1, len(packed)))

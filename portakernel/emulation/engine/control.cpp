@@ -65,7 +65,13 @@ void barrier(Wave& w, const Op&) { w.state = State::at_barrier; }
 void signal(Wave& w, const Op& op) {
   if (op.src[0] < 128 || static_cast<int32_t>(w.scalar(op, op.src[0])) != -1) return refuse(w);
   w.signalled += 1;
-  w.group->signals += 1;
+}
+
+// The workgroup's barrier, which this wave has to have signalled.
+void wait_for_signal(Wave& w, const Op&) {
+  if (!w.signalled) return refuse(w, Kind::deadlock);
+  w.signalled -= 1;
+  w.state = State::at_barrier;
 }
 
 }  // namespace
@@ -110,7 +116,7 @@ void register_control() {
   add("s_sendmsg", Family::control, message);
   add("s_barrier", Family::wait, barrier);
   add("s_barrier_signal", Family::wait, signal);
-  add("s_barrier_wait", Family::wait, [](Wave& w, const Op&) { w.state = State::at_barrier; });
+  add("s_barrier_wait", Family::wait, wait_for_signal);
   add("s_getreg_b32", Family::control, get_register);
   add("s_setreg_b32", Family::control, [](Wave& w, const Op& op) { set_mode(w, op, w.scalar(op, op.dst)); });
   add("s_setreg_imm32_b32", Family::control, [](Wave& w, const Op& op) { set_mode(w, op, op.literal); });

@@ -45,7 +45,8 @@ void store(Wave& w, const Op& op) {
   need_known(w, lanes_known(w, op.src[0], 1) & data_known(w, op.src[1], width), exec);
   each_lane(exec, [&](unsigned l) {
     offsets[l] = begin_of(w, op, l) + static_cast<uint32_t>(op.imm);
-    store_from(w, op.src[1], width, l, lds_at(w, offsets[l], width.bytes, true, l));
+    Stored value = stored(w, op.src[1], width, l);
+    if (uint8_t* to = lds_at(w, offsets[l], width.bytes, true, l, value.bytes)) memcpy(to, value.bytes, width.bytes);
   });
   count_conflicts(w, offsets, exec, width.bytes);
 }
@@ -83,8 +84,9 @@ void store2(Wave& w, const Op& op) {
     need_known(w, lanes_known(w, op.src[1 + half], bytes / 4), exec);
     each_lane(exec, [&](unsigned l) {
       offsets[l] = begin_of(w, op, l) + offset;
-      if (uint8_t* to = lds_at(w, offsets[l], bytes, true, l))
-        for (unsigned i = 0; i < bytes / 4; ++i) memcpy(to + 4 * i, &w.vector(op.src[1 + half] + i).lane[l], 4);
+      uint32_t value[2] = {};
+      for (unsigned i = 0; i < bytes / 4; ++i) value[i] = w.vector(op.src[1 + half] + i).lane[l];
+      if (uint8_t* to = lds_at(w, offsets[l], bytes, true, l, value)) memcpy(to, value, bytes);
     });
     count_conflicts(w, offsets, exec, bytes);
   }

@@ -32,7 +32,40 @@ void need_known(Wave& wave, uint64_t known, uint64_t lanes) {
     wave.worker->report(wave, Kind::uninitialised_register, __builtin_ctzll(missing));
 }
 
-uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const Region** region) {
+namespace {
+
+void check_memory_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const uint8_t* held,
+                           const void* value, uint32_t region) {
+  Workgroup& group = *wave.group;
+  uint8_t me = static_cast<uint8_t>(wave.number);
+  bool told = false;
+  bool same = value && !memcmp(held, value, bytes);
+  for (uint64_t dword = address / 4; dword <= (address + bytes - 1) / 4; ++dword) {
+    uint64_t first = std::max(address, dword * 4), last = std::min(address + bytes, dword * 4 + 4);
+    uint8_t mask = static_cast<uint8_t>(((1u << (last - first)) - 1) << (first & 3));
+    TouchedMemory::Entry& t = group.memory_touched.at(dword, group.epoch);
+    bool other_wrote = t.written & mask && t.write_wave != me && !same;
+    bool other_read = writes && t.read & mask && (t.read_wave != me || t.several_read) && !same;
+    if ((other_wrote || other_read) && !told) {
+      told = true;
+      wave.worker->report(wave, Kind::conflict, lane, address, bytes, writes, region,
+                          other_wrote ? t.write_wave : t.read_wave, other_wrote ? t.write_record : t.read_record);
+    }
+    if (writes) {
+      t.written = t.write_wave == me ? t.written | mask : mask;
+      t.write_wave = me, t.write_record = wave.pc;
+    } else {
+      t.several_read |= t.read && t.read_wave != me;
+      t.read |= mask;
+      t.read_wave = me, t.read_record = wave.pc;
+    }
+  }
+}
+
+}  // namespace
+
+uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value,
+                   bool atomic) {
   const Launch& launch = *wave.launch;
   int64_t nearest = INT64_MAX;
   uint32_t near = 0xffffffff;
@@ -50,7 +83,8 @@ uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, un
         else if (memchr(r.written + into, 0, bytes))
           wave.worker->report(wave, Kind::uninitialised_memory, lane, address, bytes, 0, i);
       }
-      if (region) *region = &r;
+      if (wave.group->checks_conflicts && r.writable && !atomic)
+        check_memory_conflict(wave, address, bytes, writes, lane, r.host + into, value, i);
       return r.host + into;
     }
     int64_t past = static_cast<int64_t>(address + bytes - (r.base + r.size));
@@ -61,7 +95,8 @@ uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, un
   return nullptr;
 }
 
-uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsigned lane, bool atomic) {
+uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsigned lane, const void* value,
+                bool atomic) {
   Workgroup& group = *wave.group;
   if (offset >= group.lds.size() || bytes > group.lds.size() - offset) {
     wave.worker->report(wave, Kind::outside_lds, lane, offset, bytes,
@@ -74,7 +109,7 @@ uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsign
     wave.worker->report(wave, Kind::uninitialised_lds, lane, offset, bytes);
   if (!group.touched.empty() && !atomic) {
     uint8_t me = static_cast<uint8_t>(wave.number);
-    bool told = false;
+    bool told = value && !memcmp(&group.lds[offset], value, bytes);
     for (uint32_t b = 0; b < bytes; ++b) {
       Touch& t = group.touched[offset + b];
       bool other_wrote = t.write_epoch == group.epoch && t.write_wave != me;
@@ -105,10 +140,11 @@ uint8_t* scratch_at(Wave& wave, int64_t offset, uint32_t bytes, unsigned lane) {
   return wave.scratch + static_cast<uint64_t>(lane) * wave.scratch_bytes + offset;
 }
 
-uint8_t* flat_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, bool atomic) {
-  if (address >> 32 == SHARED_APERTURE >> 32) return lds_at(wave, address & 0xffffffff, bytes, writes, lane, atomic);
+uint8_t* flat_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value,
+                 bool atomic) {
+  if (address >> 32 == SHARED_APERTURE >> 32) return lds_at(wave, address & 0xffffffff, bytes, writes, lane, value, atomic);
   if (address >> 32 == PRIVATE_APERTURE >> 32) return scratch_at(wave, address & 0xffffffff, bytes, lane);
-  return global_at(wave, address, bytes, writes, lane);
+  return global_at(wave, address, bytes, writes, lane, value, atomic);
 }
 
 void load_into(Wave& wave, unsigned code, const Width& width, unsigned lane, const uint8_t* from) {
@@ -129,14 +165,15 @@ void load_into(Wave& wave, unsigned code, const Width& width, unsigned lane, con
   else to = value;
 }
 
-void store_from(Wave& wave, unsigned code, const Width& width, unsigned lane, uint8_t* to) {
-  if (!to) return;
+Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane) {
+  Stored value{};
   if (width.bytes >= 4) {
-    for (unsigned w = 0; w < words(width); ++w) memcpy(to + 4 * w, &wave.vector(code + w).lane[lane], 4);
-    return;
+    for (unsigned w = 0; w < words(width); ++w) memcpy(value.bytes + 4 * w, &wave.vector(code + w).lane[lane], 4);
+    return value;
   }
-  uint32_t value = wave.vector(code).lane[lane] >> (width.high_half ? 16 : 0);
-  memcpy(to, &value, width.bytes);
+  uint32_t half = wave.vector(code).lane[lane] >> (width.high_half ? 16 : 0);
+  memcpy(value.bytes, &half, width.bytes);
+  return value;
 }
 
 uint64_t data_known(Wave& wave, unsigned code, const Width& width) { return lanes_known(wave, code, words(width)); }

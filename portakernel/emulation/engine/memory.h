@@ -5,12 +5,16 @@
 namespace emu {
 
 // A place of `bytes` bytes for one lane; null where there is none (a finding then says why).
-uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const Region** region = nullptr);
+// Where a store writes `value`, it does not conflict with another wave's store of the same.
+uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value = nullptr,
+                   bool atomic = false);
 // In LDS; `writes` marks the bytes as written. Atomic accesses do not conflict with each other.
-uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsigned lane, bool atomic = false);
+uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsigned lane, const void* value = nullptr,
+                bool atomic = false);
 uint8_t* scratch_at(Wave& wave, int64_t offset, uint32_t bytes, unsigned lane);
 // By aperture: LDS, private memory, or the regions.
-uint8_t* flat_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, bool atomic = false);
+uint8_t* flat_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value = nullptr,
+                 bool atomic = false);
 
 void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane);
 // Says so where an address or a value that is stored was never written.
@@ -27,7 +31,11 @@ extern const Width LOADS[], STORES[];
 extern const int LOAD_COUNT, STORE_COUNT;
 
 void load_into(Wave& wave, unsigned code, const Width& width, unsigned lane, const uint8_t* from);
-void store_from(Wave& wave, unsigned code, const Width& width, unsigned lane, uint8_t* to);
+// What a store takes of one lane: up to 16 bytes.
+struct Stored {
+  uint8_t bytes[16];
+};
+Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane);
 inline unsigned words(const Width& width) { return (width.bytes + 3u) / 4; }
 uint64_t data_known(Wave& wave, unsigned code, const Width& width);
 void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes);

@@ -32,9 +32,10 @@ void check_buffer_address(Wave& w, const Op& op) {
 
 namespace {
 
-uint8_t* place(Wave& w, const Buffer& b, const Place& p, uint32_t bytes, bool writes, unsigned lane) {
+uint8_t* place(Wave& w, const Buffer& b, const Place& p, uint32_t bytes, bool writes, unsigned lane,
+               const void* value = nullptr) {
   if (b.private_memory) return scratch_at(w, static_cast<int64_t>(p.address - PRIVATE_APERTURE), bytes, lane);
-  return global_at(w, p.address, bytes, writes, lane);
+  return global_at(w, p.address, bytes, writes, lane, value);
 }
 
 // Out of the descriptor's range a load gives 0 for each dword that is outside, and a store is dropped: no fault.
@@ -79,12 +80,13 @@ void store(Wave& w, const Op& op) {
   const Width& width = STORES[w.param];
   check_buffer_address(w, op);
   Buffer b = buffer_of(w, op);
-  uint64_t stored = 0;
+  uint64_t written = 0;
   each_lane(w.exec(), [&](unsigned l) {
     Place p = buffer_place(w, op, b, l, width.bytes);
     if (p.in_range) {
-      stored |= 1ull << l;
-      store_from(w, op.src[3], width, l, place(w, b, p, width.bytes, true, l));
+      written |= 1ull << l;
+      Stored value = stored(w, op.src[3], width, l);
+      if (uint8_t* to = place(w, b, p, width.bytes, true, l, value.bytes)) memcpy(to, value.bytes, width.bytes);
     } else if (width.bytes > 4 && !b.stride) {
       for (unsigned at = 0; at < width.bytes; at += 4) {
         if (p.address + at - b.base + 4 > b.records) continue;
@@ -93,7 +95,7 @@ void store(Wave& w, const Op& op) {
       }
     }
   });
-  if (!b.private_memory) need_known(w, data_known(w, op.src[3], width), stored);
+  if (!b.private_memory) need_known(w, data_known(w, op.src[3], width), written);
 }
 
 }  // namespace

@@ -25,9 +25,11 @@ void check_address(Wave& w, const Op& op, Space space) {
   if (scalar && !w.scalar_known(op.src[1], space != scratch_space)) need_known(w, 0, w.exec());
 }
 
-uint8_t* place(Wave& w, uint64_t address, uint32_t bytes, bool writes, unsigned lane, Space space) {
+uint8_t* place(Wave& w, uint64_t address, uint32_t bytes, bool writes, unsigned lane, Space space,
+               const void* value = nullptr) {
   if (space == scratch_space) return scratch_at(w, static_cast<int32_t>(address), bytes, lane);
-  return space == flat_space ? flat_at(w, address, bytes, writes, lane) : global_at(w, address, bytes, writes, lane);
+  return space == flat_space ? flat_at(w, address, bytes, writes, lane, value)
+                             : global_at(w, address, bytes, writes, lane, value);
 }
 
 void load(Wave& w, const Op& op) {
@@ -49,7 +51,9 @@ void store(Wave& w, const Op& op) {
   // a spilled register may hold nothing
   if (space != scratch_space) need_known(w, data_known(w, op.src[2], width), w.exec());
   each_lane(w.exec(), [&](unsigned l) {
-    store_from(w, op.src[2], width, l, place(w, address_of(w, op, l, space), width.bytes, true, l, space));
+    Stored value = stored(w, op.src[2], width, l);
+    if (uint8_t* to = place(w, address_of(w, op, l, space), width.bytes, true, l, space, value.bytes))
+      memcpy(to, value.bytes, width.bytes);
   });
 }
 

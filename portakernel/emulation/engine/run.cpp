@@ -111,12 +111,11 @@ void run_group(Workgroup& group, Worker& worker, const Handler* handlers) {
   std::fill(group.lds.begin(), group.lds.end(), 0xcd);
   std::fill(group.lds_written.begin(), group.lds_written.end(), 0);
   group.epoch += 1;
-  group.signals = 0;
   for (uint32_t i = 0; i < group.waves.size(); ++i) begin_wave(group.waves[i], launch, i);
   if (launch.registers && group.index == 0) {
     Wave& w = group.waves[0];
     for (size_t i = 0; i < w.vgpr.size(); ++i) memcpy(w.vgpr[i].lane, launch.registers + 64 * i, 256);
-    memcpy(w.sgpr, launch.registers + 64 * w.vgpr.size(), sizeof w.sgpr);
+    memcpy(w.sgpr, launch.registers + 64 * w.vgpr.size(), 128 * sizeof(uint32_t));
     w.vgpr_known.assign(w.vgpr_known.size(), w.all);
     w.sgpr_known[0] = w.sgpr_known[1] = ~0ull;
   }
@@ -133,7 +132,7 @@ void run_group(Workgroup& group, Worker& worker, const Handler* handlers) {
   if (launch.registers && group.index == 0) {
     Wave& w = group.waves[0];
     for (size_t i = 0; i < w.vgpr.size(); ++i) memcpy(launch.registers + 64 * i, w.vgpr[i].lane, 256);
-    memcpy(launch.registers + 64 * w.vgpr.size(), w.sgpr, sizeof w.sgpr);
+    memcpy(launch.registers + 64 * w.vgpr.size(), w.sgpr, 128 * sizeof(uint32_t));
     launch.registers[64 * w.vgpr.size() + 128] = w.scc;
   }
 }
@@ -150,7 +149,8 @@ void work(Worker& worker, std::atomic<uint64_t>& next, uint64_t count, std::atom
   Workgroup group;
   group.lds.resize(launch.lds_bytes);
   group.lds_written.resize(launch.lds_bytes);
-  if (launch.check_conflicts && wave_count > 1) group.touched.resize(launch.lds_bytes);
+  group.checks_conflicts = launch.check_conflicts && wave_count > 1;
+  if (group.checks_conflicts) group.touched.resize(launch.lds_bytes);
   group.scratch.resize(static_cast<size_t>(launch.private_bytes) * launch.wave_size * wave_count);
   group.waves.resize(wave_count);
   for (uint32_t i = 0; i < wave_count; ++i) {

@@ -29,7 +29,7 @@ struct Wave {
   Workgroup* group;
   uint32_t number, lanes;  // lanes: 32 or 64, those of the hardware
   uint64_t all;            // a bit for each of them
-  uint32_t sgpr[128];      // by code, VCC, M0 and EXEC included
+  uint32_t sgpr[132];      // by code, VCC, M0 and EXEC included; a pair at the last code stays inside
   uint64_t sgpr_known[2];  // a bit for each: holds what somebody wrote
   bool scc = false, scc_known = true;
   uint32_t mode;
@@ -95,16 +95,53 @@ struct Touch {
   bool several_read = false;
 };
 
+// The dwords of memory that waves of a workgroup touched since the last barrier: what is older counts as free.
+class TouchedMemory {
+ public:
+  struct Entry {
+    uint64_t dword = 0, epoch = 0;
+    uint32_t write_record = 0, read_record = 0;
+    uint8_t write_wave = NO_WAVE, read_wave = NO_WAVE, written = 0, read = 0;  // written, read: a bit for each byte
+    bool several_read = false;
+  };
+  Entry& at(uint64_t dword, uint64_t epoch) {
+    if (epoch != epoch_) epoch_ = epoch, live_ = 0;
+    if (live_ * 2 >= entries_.size()) grow();
+    Entry& entry = place(dword);
+    if (entry.epoch != epoch) {
+      entry = Entry{};
+      entry.dword = dword, entry.epoch = epoch;
+      ++live_;
+    }
+    return entry;
+  }
+
+ private:
+  Entry& place(uint64_t dword) {
+    size_t i = (dword * 0x9e3779b97f4a7c15ull) >> 20 & (entries_.size() - 1);
+    while (entries_[i].epoch == epoch_ && entries_[i].dword != dword) i = (i + 1) & (entries_.size() - 1);
+    return entries_[i];
+  }
+  void grow() {
+    std::vector<Entry> old(entries_.empty() ? 4096 : entries_.size() * 2);
+    old.swap(entries_);
+    for (Entry& one : old)
+      if (one.epoch == epoch_) place(one.dword) = one;
+  }
+  std::vector<Entry> entries_;
+  uint64_t epoch_ = ~0ull, live_ = 0;
+};
+
 struct Workgroup {
   uint32_t id[3];
   uint64_t index;
   std::vector<uint8_t> lds, lds_written;
   std::vector<Touch> touched;  // by byte of LDS, where conflicts are looked for
+  TouchedMemory memory_touched;
+  bool checks_conflicts = false;
   std::vector<Wave> waves;
   std::vector<uint8_t> scratch;
   uint32_t epoch = 1;          // counts barriers
-  uint32_t signals = 0;        // split barriers: waves that signalled and are not released
-  uint64_t generation = 0;     // split barriers: how often all have signalled
 };
 
 // What one thread of the host has: its findings and counters.
