@@ -60,6 +60,13 @@ void message(Wave& w, const Op& op) {
   if (id != 3 && id != 9 && id != 10) refuse(w);
 }
 
+// What M0 holds of indexed registers: the index in bits 0 to 7, which operands it counts for in 12 to 15.
+void index_on(Wave& w, const Op& op) {
+  unsigned operands = op.src[1] <= 255 ? op.src[1] & 15 : 0;  // the field is the number, not an operand
+  w.set(M0, (w.sgpr[M0] & 0xffff0f00) | (w.scalar(op, op.src[0]) & 0xff) | operands << 12);
+  w.indexed = true;
+}
+
 void barrier(Wave& w, const Op&) { w.state = State::at_barrier; }
 
 void signal(Wave& w, const Op& op) {
@@ -117,6 +124,10 @@ void register_control() {
   add("s_barrier", Family::wait, barrier);
   add("s_barrier_signal", Family::wait, signal);
   add("s_barrier_wait", Family::wait, wait_for_signal);
+  add("s_set_gpr_idx_on", Family::control, index_on);
+  add("s_set_gpr_idx_off", Family::control, [](Wave& w, const Op&) { w.indexed = false; });
+  add("s_set_gpr_idx_idx", Family::control, [](Wave& w, const Op& op) { w.set(M0, (w.sgpr[M0] & ~0xffu) | (w.scalar(op, op.src[0]) & 0xff)); });
+  add("s_set_gpr_idx_mode", Family::control, [](Wave& w, const Op& op) { w.set(M0, (w.sgpr[M0] & ~0xf000u) | (static_cast<uint32_t>(op.imm) & 15) << 12); });
   add("s_getreg_b32", Family::control, get_register);
   add("s_setreg_b32", Family::control, [](Wave& w, const Op& op) { set_mode(w, op, w.scalar(op, op.dst)); });
   add("s_setreg_imm32_b32", Family::control, [](Wave& w, const Op& op) { set_mode(w, op, op.literal); });

@@ -91,6 +91,14 @@ void permute_forward(Wave& w, const Op& op) {
   write_lanes(w, op.dst, out, exec, known);
 }
 
+// A register chosen by M0; the moves of RDNA, for CDNA see s_set_gpr_idx_on.
+void move_relative(Wave& w, unsigned to, unsigned from, const Op& op) {
+  uint32_t values[MOST_LANES];
+  for (unsigned l = 0; l < w.lanes; ++l) values[l] = in_lane(w, op, from, l);
+  write_lanes(w, to, values, w.exec(), lanes_known(w, from, 1));
+}
+unsigned moved(unsigned code, uint32_t by) { return std::min<unsigned>(code + std::min(by, 255u), VGPR + 255); }
+
 unsigned reverse5(unsigned v) { return (v & 1) << 4 | (v & 2) << 2 | (v & 4) | (v & 8) >> 2 | (v & 16) >> 4; }
 
 void swizzle(Wave& w, const Op& op) {
@@ -149,6 +157,12 @@ void register_lanes() {
     uint64_t ka = lanes_known(w, op.dst, 1), kb = lanes_known(w, op.src[0], 1);
     write_lanes(w, op.dst, b.lane, w.exec(), kb);
     write_lanes(w, op.src[0], a.lane, w.exec(), ka);
+  });
+  add("v_movrels_b32", Family::lanes, [](Wave& w, const Op& op) { move_relative(w, op.dst, moved(op.src[0], w.sgpr[M0]), op); });
+  add("v_movreld_b32", Family::lanes, [](Wave& w, const Op& op) { move_relative(w, moved(op.dst, w.sgpr[M0]), op.src[0], op); });
+  add("v_movrelsd_b32", Family::lanes, [](Wave& w, const Op& op) { move_relative(w, moved(op.dst, w.sgpr[M0]), moved(op.src[0], w.sgpr[M0]), op); });
+  add("v_movrelsd_2_b32", Family::lanes, [](Wave& w, const Op& op) {
+    move_relative(w, moved(op.dst, w.sgpr[M0] >> 16 & 0x3ff), moved(op.src[0], w.sgpr[M0] & 0x3ff), op);
   });
   add("ds_bpermute_b32", Family::lanes, [](Wave& w, const Op& op) { permute_backward(w, op, false); });
   add("ds_bpermute_fi_b32", Family::lanes, [](Wave& w, const Op& op) { permute_backward(w, op, true); });

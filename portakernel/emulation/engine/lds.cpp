@@ -27,7 +27,8 @@ void count_conflicts(Wave& w, const uint64_t* offsets, uint64_t lanes, unsigned 
   w.worker->conflicts[w.pc] += further;
 }
 
-uint64_t begin_of(Wave& w, const Op& op, unsigned lane) { return w.vector(op.src[0]).lane[lane]; }
+// Sums wrap at 32 bits: compilers fold offsets into negative addresses.
+uint32_t begin_of(Wave& w, const Op& op, unsigned lane) { return w.vector(op.src[0]).lane[lane]; }
 
 void load(Wave& w, const Op& op) {
   const Width& width = LOADS[w.param];
@@ -54,7 +55,8 @@ void store(Wave& w, const Op& op) {
 // Two at once: the offsets count elements, or 64 of them.
 void load2(Wave& w, const Op& op) {
   unsigned bytes = w.param & 0xff, step = bytes * (w.param & 0x100 ? 64 : 1);
-  uint64_t exec = w.exec(), begins[MOST_LANES];
+  uint32_t begins[MOST_LANES];
+  uint64_t exec = w.exec();
   need_known(w, lanes_known(w, op.src[0], 1), exec);
   each_lane(exec, [&](unsigned l) { begins[l] = begin_of(w, op, l); });
   for (unsigned half = 0; half < 2; ++half) {

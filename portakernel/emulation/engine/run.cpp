@@ -30,6 +30,7 @@ void begin_wave(Wave& w, const Launch& launch, uint32_t number) {
   w.state = State::runs;
   w.executed = 0;
   w.signalled = 0;
+  w.indexed = false;
   w.scc = false;
   memset(w.sgpr, 0, sizeof w.sgpr);
   w.sgpr_known[0] = w.sgpr_known[1] = 0;
@@ -71,6 +72,19 @@ void begin_wave(Wave& w, const Launch& launch, uint32_t number) {
   w.set_pair(EXEC, active);
 }
 
+// CDNA's indexed registers: M0's index is added to the vector registers of the operands that M0 names.
+void execute_indexed(Wave& w, const Op& op, const VectorOp& vector) {
+  Op moved = op;
+  uint32_t index = w.sgpr[M0] & 0xff, operands = w.sgpr[M0] >> 12;
+  auto move = [&](uint16_t& code) {
+    if (code >= VGPR && code < AGPR) code = static_cast<uint16_t>(std::min<uint32_t>(code + index, AGPR - 1));
+  };
+  for (int i = 0; i < 3; ++i)
+    if (operands >> i & 1) move(moved.src[i]);
+  if (operands & 8) move(moved.dst);
+  execute_vector(w, moved, vector);
+}
+
 // Until it ends or stands at a barrier.
 void run_wave(Wave& w, const Handler* handlers) {
   const Launch& launch = *w.launch;
@@ -88,7 +102,9 @@ void run_wave(Wave& w, const Handler* handlers) {
     ++worker.executed[w.pc];
     worker.lanes[w.pc] += __builtin_popcountll(w.exec());
     if (handler.vector) {
-      if (op.pair < 0) {
+      if (w.indexed) {
+        execute_indexed(w, op, *handler.vector);
+      } else if (op.pair < 0) {
         execute_vector(w, op, *handler.vector);
       } else {
         const Op& second = launch.ops[op.pair];

@@ -71,12 +71,45 @@ void select(Alu& s) {
   s.known = s.source_known[2] & ((s.mask[2] & s.source_known[1]) | (~s.mask[2] & s.source_known[0]));
 }
 
+// The low word of a sum depends on low words alone: compilers leave high ones unwritten that nobody reads.
+void low_words(Alu& s, bool second, int addend) {
+  s.known_low = s.source_known[0] & (second ? s.source_known[1] : ~0ull) & lanes_known(*s.wave, s.op->src[addend], 1);
+}
+
+void multiply_add(Alu& s) {
+  EMU_LANES {
+    uint64_t product = uint64_t{s.in[0].u32[l]} * s.in[1].u32[l], r = product + s.in[2].u64[l];
+    s.out.u64[l] = r;
+    s.out_mask |= uint64_t{r < product} << l;
+  }
+  low_words(s, true, 2);
+}
+
+void multiply_add_signed(Alu& s) {
+  EMU_LANES {
+    int64_t product = int64_t{s.in[0].i32[l]} * s.in[1].i32[l], r;
+    s.out_mask |= uint64_t{__builtin_add_overflow(product, s.in[2].i64[l], &r)} << l;
+    s.out.i64[l] = r;
+  }
+  low_words(s, true, 2);
+}
+
+void shift_add(Alu& s) {
+  EMU_LANES s.out.u64[l] = (s.in[0].u64[l] << (s.in[1].u32[l] & 7)) + s.in[2].u64[l];
+  s.known_low = lanes_known(*s.wave, s.op->src[0], 1) & s.source_known[1] & lanes_known(*s.wave, s.op->src[2], 1);
+}
+
+void shift_left(Alu& s) {
+  EMU_LANES s.out.u64[l] = s.in[1].u64[l] << (s.in[0].u32[l] & 63);
+  low_words(s, false, 1);
+}
+
 #define BOTH Type::b32, Type::b32
 const VectorOp OPS[] = {
     U32_1("v_mov_b32", a), U32_1("v_not_b32", ~a), U32_1("v_bfrev_b32", reverse(a)),
     U32_1("v_accvgpr_read", a), U32_1("v_accvgpr_write", a), U32_1("v_accvgpr_mov_b32", a),
     U32_1("v_accvgpr_read_b32", a), U32_1("v_accvgpr_write_b32", a),
-    {"v_mov_b64", Type::b64, {Type::b64}, [](Alu& s) { s.out = s.in[0]; }},
+    {"v_mov_b64", Type::b64, {Type::b64}, [](Alu& s) { s.out = s.in[0]; s.known_low = lanes_known(*s.wave, s.op->src[0], 1); }},
     U32_1("v_ffbh_u32", a ? __builtin_clz(a) : ~0u), U32_1("v_clz_i32_u32", a ? __builtin_clz(a) : ~0u),
     U32_1("v_ffbl_b32", a ? __builtin_ctz(a) : ~0u), U32_1("v_ctz_i32_b32", a ? __builtin_ctz(a) : ~0u),
     U32_1("v_ffbh_i32", sign_bits(a)), U32_1("v_cls_i32", sign_bits(a)),
@@ -116,26 +149,14 @@ const VectorOp OPS[] = {
      }},
     U32_2("v_bcnt_u32_b32", __builtin_popcount(a) + b),
     U32_3("v_sad_u32", (a > b ? a - b : b - a) + c),
-    {"v_lshl_add_u64", Type::b64, {Type::b64, Type::b32, Type::b64}, [](Alu& s) {
-       EMU_LANES s.out.u64[l] = (s.in[0].u64[l] << (s.in[1].u32[l] & 7)) + s.in[2].u64[l];
-     }},
-    {"v_lshlrev_b64", Type::b64, {Type::b32, Type::b64}, [](Alu& s) { EMU_LANES s.out.u64[l] = s.in[1].u64[l] << (s.in[0].u32[l] & 63); }},
+    {"v_lshl_add_u64", Type::b64, {Type::b64, Type::b32, Type::b64}, shift_add},
+    {"v_lshlrev_b64", Type::b64, {Type::b32, Type::b64}, shift_left},
     {"v_lshrrev_b64", Type::b64, {Type::b32, Type::b64}, [](Alu& s) { EMU_LANES s.out.u64[l] = s.in[1].u64[l] >> (s.in[0].u32[l] & 63); }},
     {"v_ashrrev_i64", Type::b64, {Type::b32, Type::b64}, [](Alu& s) { EMU_LANES s.out.i64[l] = s.in[1].i64[l] >> (s.in[0].u32[l] & 63); }},
-    {"v_mad_u64_u32", Type::b64, {Type::b32, Type::b32, Type::b64}, [](Alu& s) {
-       EMU_LANES {
-         uint64_t product = uint64_t{s.in[0].u32[l]} * s.in[1].u32[l], r = product + s.in[2].u64[l];
-         s.out.u64[l] = r;
-         s.out_mask |= uint64_t{r < product} << l;
-       }
-     }, WRITES_MASK},
-    {"v_mad_i64_i32", Type::b64, {Type::b32, Type::b32, Type::b64}, [](Alu& s) {
-       EMU_LANES {
-         int64_t product = int64_t{s.in[0].i32[l]} * s.in[1].i32[l], r;
-         s.out_mask |= uint64_t{__builtin_add_overflow(product, s.in[2].i64[l], &r)} << l;
-         s.out.i64[l] = r;
-       }
-     }, WRITES_MASK},
+    {"v_mad_u64_u32", Type::b64, {BOTH, Type::b64}, multiply_add, WRITES_MASK},
+    {"v_mad_i64_i32", Type::b64, {BOTH, Type::b64}, multiply_add_signed, WRITES_MASK},
+    {"v_mad_co_u64_u32", Type::b64, {BOTH, Type::b64}, multiply_add, WRITES_MASK},
+    {"v_mad_co_i64_i32", Type::b64, {BOTH, Type::b64}, multiply_add_signed, WRITES_MASK},
     {"v_add_co_u32", Type::b32, {BOTH}, carry<0, false>, WRITES_MASK},
     {"v_sub_co_u32", Type::b32, {BOTH}, carry<1, false>, WRITES_MASK},
     {"v_subrev_co_u32", Type::b32, {BOTH}, carry<2, false>, WRITES_MASK},

@@ -19,6 +19,16 @@ float out(double a) { return flush(static_cast<float>(a)); }
 int exponent(float a) { return static_cast<int>(bits_of(a) >> 23 & 0xff); }
 int exponent(double a) { return static_cast<int>(bits_of(a) >> 52 & 0x7ff); }
 
+// a * b + c in double, with the last bit odd where that is not exact: rounding it once more is rounding once.
+double sum_to_odd(float a, float b, float c) {
+  double product = static_cast<double>(a) * b, sum = product + c, part = sum - product;
+  double error = (product - (sum - part)) + (c - part);
+  uint64_t bits = bits_of(sum);
+  if (error == 0 || !std::isfinite(sum) || bits & 1) return sum;
+  bool away = (error > 0) == (sum > 0);
+  return double_of(away ? bits + 1 : bits - 1);
+}
+
 struct Scaled32 { float value; bool vcc; };
 // src: the one that is scaled, denominator, numerator.
 Scaled32 div_scale(float a, float b, float c) {
@@ -36,8 +46,9 @@ Scaled32 div_scale(float a, float b, float c) {
     float quotient = c / b;
     bool small_quotient = std::fpclassify(quotient) == FP_SUBNORMAL || quotient == 0.0f;
     if (small_inverse && small_quotient) {
+      // the documents say 64 here, which would overflow: v_div_fmas multiplies small quotients by 2^-64
       vcc = true;
-      if (denominator) r = std::ldexp(a, 64);
+      if (denominator) r = std::ldexp(a, -64);
     } else if (small_inverse) {
       r = std::ldexp(a, -64);
     } else if (small_quotient) {
@@ -67,7 +78,7 @@ Scaled64 div_scale(double a, double b, double c) {
     bool small_quotient = std::fpclassify(quotient) == FP_SUBNORMAL || quotient == 0.0;
     if (small_inverse && small_quotient) {
       vcc = true;
-      if (denominator) r = std::ldexp(a, 128);
+      if (denominator) r = std::ldexp(a, -128);
     } else if (small_inverse) {
       r = std::ldexp(a, -128);
     } else if (small_quotient) {
@@ -90,7 +101,8 @@ F div_fixup(F q, F b, F c, int low) {
   if (b == 0 || std::isinf(c)) return negative ? -static_cast<F>(INFINITY) : static_cast<F>(INFINITY);
   if (std::isinf(b) || c == 0) return negative ? -F(0) : F(0);
   if (exponent(c) - exponent(b) < low) return negative ? -F(0) : F(0);  // underflow, as MODE rounds to nearest
-  if (exponent(b) == (sizeof(F) == 4 ? 255 : 2047)) return negative ? -static_cast<F>(INFINITY) : static_cast<F>(INFINITY);
+  // a quotient that overflowed although it was scaled is inf - inf by now
+  if (std::isnan(q)) return negative ? -static_cast<F>(INFINITY) : static_cast<F>(INFINITY);
   F magnitude = std::fabs(q);
   return negative ? -magnitude : magnitude;
 }
@@ -124,10 +136,10 @@ const VectorOp OPS[] = {
     {"v_div_fmas_f32", Type::f32, {Type::f32, Type::f32, Type::f32}, [](Alu& s) {
        uint64_t vcc = s.wave->mask(VCC);
        EMU_LANES {
-         float r = std::fma(s.in[0].f32[l], s.in[1].f32[l], s.in[2].f32[l]);
-         // the scale of the numerator that v_div_scale chose is undone
-         if (vcc >> l & 1) r *= exponent(s.in[2].f32[l]) > 127 ? 0x1p64f : 0x1p-64f;
-         s.out.f32[l] = r;
+         const float a = s.in[0].f32[l], b = s.in[1].f32[l], c = s.in[2].f32[l];
+         // the scale that v_div_scale chose is undone, in one rounding
+         s.out.f32[l] = vcc >> l & 1 ? static_cast<float>(sum_to_odd(a, b, c) * (exponent(c) > 127 ? 0x1p64 : 0x1p-64))
+                                     : std::fma(a, b, c);
        }
      }},
     {"v_div_fmas_f64", Type::f64, {Type::f64, Type::f64, Type::f64}, [](Alu& s) {

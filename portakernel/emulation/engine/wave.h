@@ -37,6 +37,7 @@ struct Wave {
   State state = State::runs;
   uint64_t executed = 0;
   int32_t param = 0;       // of the handler that runs
+  bool indexed = false;    // CDNA: M0 is added to the registers that its bits 12 to 15 name
   uint32_t signalled = 0;  // split barriers: signals of its own that it has not waited for
   std::vector<Register> vgpr;       // 0 to 255, then the accumulation registers
   std::vector<uint64_t> vgpr_known; // a bit for each lane
