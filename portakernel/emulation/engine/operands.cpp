@@ -223,7 +223,7 @@ void compute(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
   for (int i = 0; i < 3 && vector.src[i] != Type::none; ++i)
     alu.known &= alu.source_known[i] = fetch(wave, op, vector.src[i], i, alu);
   alu.mask_known = alu.known;
-  alu.known_low = ~0ull;
+  alu.low_differs = false;
   unsigned rounding = vector.dst == Type::f32 || vector.dst == Type::pk_f32 ? wave.round32()
                       : vector.dst == Type::f64 ? wave.round16_64() : 0;
   if (rounding) std::fesetround(HOST_ROUNDING[rounding]);
@@ -257,7 +257,7 @@ void write(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
         low[l] = static_cast<uint32_t>(alu.out.u64[l]);
         high[l] = static_cast<uint32_t>(alu.out.u64[l] >> 32);
       }
-      write_lanes(wave, op.dst, low, alu.active, alu.known_low == ~0ull ? alu.known : alu.known_low);
+      write_lanes(wave, op.dst, low, alu.active, alu.low_differs ? alu.known_low : alu.known);
       write_lanes(wave, op.dst + 1, high, alu.active, alu.known);
       return;
     }

@@ -32,7 +32,8 @@ struct Alu {
   uint64_t mask_known;
   uint64_t source_known[3];
   uint64_t known;      // lanes whose sources were all written by somebody
-  uint64_t known_low;  // 64-bit results: the same of the low word
+  uint64_t known_low;  // 64-bit results: the same of the low word, where `low_differs`
+  bool low_differs;
   Lanes in[3];
   Lanes out;
   // f16 sources as floats

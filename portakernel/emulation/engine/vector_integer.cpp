@@ -73,7 +73,7 @@ void select(Alu& s) {
 
 // The low word of a sum depends on low words alone: compilers leave high ones unwritten that nobody reads.
 void low_words(Alu& s, bool second, int addend) {
-  s.known_low = s.source_known[0] & (second ? s.source_known[1] : ~0ull) & lanes_known(*s.wave, s.op->src[addend], 1);
+  s.low_differs = true, s.known_low = s.source_known[0] & (second ? s.source_known[1] : ~0ull) & lanes_known(*s.wave, s.op->src[addend], 1);
 }
 
 void multiply_add(Alu& s) {
@@ -96,7 +96,7 @@ void multiply_add_signed(Alu& s) {
 
 void shift_add(Alu& s) {
   EMU_LANES s.out.u64[l] = (s.in[0].u64[l] << (s.in[1].u32[l] & 7)) + s.in[2].u64[l];
-  s.known_low = lanes_known(*s.wave, s.op->src[0], 1) & s.source_known[1] & lanes_known(*s.wave, s.op->src[2], 1);
+  s.low_differs = true, s.known_low = lanes_known(*s.wave, s.op->src[0], 1) & s.source_known[1] & lanes_known(*s.wave, s.op->src[2], 1);
 }
 
 void shift_left(Alu& s) {
@@ -109,7 +109,7 @@ const VectorOp OPS[] = {
     U32_1("v_mov_b32", a), U32_1("v_not_b32", ~a), U32_1("v_bfrev_b32", reverse(a)),
     U32_1("v_accvgpr_read", a), U32_1("v_accvgpr_write", a), U32_1("v_accvgpr_mov_b32", a),
     U32_1("v_accvgpr_read_b32", a), U32_1("v_accvgpr_write_b32", a),
-    {"v_mov_b64", Type::b64, {Type::b64}, [](Alu& s) { s.out = s.in[0]; s.known_low = lanes_known(*s.wave, s.op->src[0], 1); }},
+    {"v_mov_b64", Type::b64, {Type::b64}, [](Alu& s) { s.out = s.in[0]; s.low_differs = true, s.known_low = lanes_known(*s.wave, s.op->src[0], 1); }},
     U32_1("v_ffbh_u32", a ? __builtin_clz(a) : ~0u), U32_1("v_clz_i32_u32", a ? __builtin_clz(a) : ~0u),
     U32_1("v_ffbl_b32", a ? __builtin_ctz(a) : ~0u), U32_1("v_ctz_i32_b32", a ? __builtin_ctz(a) : ~0u),
     U32_1("v_ffbh_i32", sign_bits(a)), U32_1("v_cls_i32", sign_bits(a)),
