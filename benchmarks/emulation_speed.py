@@ -18,6 +18,7 @@ ROWS, COLUMNS = 256, 4096
 
 
 def main() -> None:
+    """Prints a line for each architecture."""
     x, weight = torch.randn(ROWS, COLUMNS), torch.randn(COLUMNS)
     for arch in sys.argv[1:] or ARCHS:
         out = torch.empty_like(x)

@@ -55,7 +55,9 @@ def spin(out, n):
 
 
 @functools.cache
-def compiled(kernel: Any, types: tuple[str, ...], constants: tuple[tuple[str, int], ...], arch: str) -> tuple[bytes, int]:
+def compiled(
+    kernel: Any, types: tuple[str, ...], constants: tuple[tuple[str, int], ...], arch: str
+) -> tuple[bytes, int]:
     """The code object, and the bytes of LDS that a launch gives it."""
     names = kernel.arg_names
     signature = dict(zip(names, (*types, *["constexpr"] * len(constants)), strict=True))

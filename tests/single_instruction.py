@@ -1,7 +1,7 @@
 """One instruction, or a few, assembled by clang and run on given registers: what differential tests compare.
 
-``run_single("gfx942", "v_add_f32 v2, v0, v1", vgprs={0: a, 1: b}).vgpr(2)``: arrays of a value for each lane, as uint32,
-int32 or float32. ``registers.finding_kinds`` says what the engine found.
+``run_single("gfx942", "v_add_f32 v2, v0, v1", vgprs={0: a, 1: b}).vgpr(2)``: arrays of a value for each lane,
+as uint32, int32 or float32. ``finding_kinds`` says what the engine found.
 """
 
 from __future__ import annotations
@@ -44,7 +44,18 @@ def assemble(arch: str, text: str) -> bytes:
     assert CLANG is not None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "one.o")
-        command = [CLANG, "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-x", "assembler", "-c", "-", "-o", str(path)]
+        command = [
+            CLANG,
+            "-target",
+            "amdgcn-amd-amdhsa",
+            f"-mcpu={arch}",
+            "-x",
+            "assembler",
+            "-c",
+            "-",
+            "-o",
+            str(path),
+        ]
         ran = subprocess.run(command, input=text + "\n", text=True, capture_output=True, check=False)
         assert ran.returncode == 0, ran.stderr
         sections = Elf.read(path.read_bytes()).sections

@@ -6,17 +6,17 @@
 
 The engine, one file per family of instructions, each of which registers handlers by the documents' names:
 
-==============================  ========================================================================================
-``abi.h``                       what Python and the engine hand each other (mirrored in ``abi``)
-``wave.h``, ``run.cpp``         state of waves and workgroups; scheduling, counters, findings
-``operands.h``, ``.cpp``        the shared fetch and write of vector operands: neg, abs, op_sel, DPP, SDWA, clamp, omod, MODE
-``registry.h``, ``.cpp``        the table of handlers; a new file is named there once
+================================  ==============================================================================
+``abi.h``                         what Python and the engine hand each other (mirrored in ``abi``)
+``wave.h``, ``run.cpp``           state of waves and workgroups; scheduling, counters, findings
+``operands.h``, ``.cpp``          fetch and write of vector operands: neg, abs, op_sel, DPP, SDWA, clamp, omod, MODE
+``registry.h``, ``.cpp``          the table of handlers; a new file is named there once
 ``scalar*.cpp``, ``control.cpp``  scalar ALU; branches, calls, barriers, waits, MODE
-``vector_*.cpp``                vector ALU: a list of ``VectorOp`` (name, types of result and sources, a function of lanes)
-``lanes.cpp``                   between lanes: readlane, permlane, swizzle, ds_permute
-``memory*.cpp``, ``lds*.cpp``   checked memory: regions, LDS, private; loads, stores, atomics
-``matrix*.cpp``                 MFMA and WMMA
-==============================  ========================================================================================
+``vector_*.cpp``                  vector ALU: lists of ``VectorOp`` (name, types, a function of lanes)
+``lanes.cpp``                     between lanes: readlane, permlane, swizzle, ds_permute
+``memory*.cpp``, ``lds*.cpp``     checked memory: regions, LDS, private; loads, stores, atomics
+``matrix*.cpp``                   MFMA and WMMA
+================================  ==============================================================================
 
 A vector instruction is added as one line of a ``VectorOp`` list: operands arrive as arrays of lanes with modifiers
 applied, and the result is written under EXEC. ``tests/single_instruction.py`` runs one assembled instruction on given

@@ -221,8 +221,8 @@ def _kernel(described: dict[str, Any], symbols: Mapping[str, int], segments: tup
     outside = [a for a in arguments if a.offset < 0 or a.size < 0 or a.offset + a.size > kernarg]
     if outside:
         raise EmulationError(
-            f"argument {outside[0].name or outside[0].kind} of kernel {name} lies at {outside[0].offset}, outside of its "
-            f"{kernarg} bytes of arguments"
+            f"argument {outside[0].name or outside[0].kind} of kernel {name} lies at {outside[0].offset}, "
+            f"outside of its {kernarg} bytes of arguments"
         )
     words, count = preload & 0x7F, rsrc2 >> 1 & 0x1F
     taken = sum(size for _, size in user)

@@ -19,7 +19,9 @@ _ACCUMULATING = ("v_fmac", "v_mac_", "v_pk_fmac", "v_dot2c", "v_dot4c", "v_dot8c
 _WITH_CARRY_IN = ("v_cndmask", "v_addc_co", "v_subb_co", "v_subbrev_co", "v_add_co_ci", "v_sub_co_ci", "v_subrev_co_ci")
 _LITERAL_ALWAYS = ("fmamk", "fmaak", "madmk", "madak", "s_setreg_imm32")
 _SDWA_CODE, _DPP16_CODE, _DPP8_CODES = 249, 250, (233, 234)
-_VECTOR = frozenset({"VOP1", "VOP1_SDST", "VOP2", "VOPC", "VOP3", "VOP3_SDST", "VOP3SD", "VOP3P", "VOP3P_MFMA", "VOP3PX2"})
+_VECTOR = frozenset(
+    {"VOP1", "VOP1_SDST", "VOP2", "VOPC", "VOP3", "VOP3_SDST", "VOP3SD", "VOP3P", "VOP3P_MFMA", "VOP3PX2"}
+)
 
 
 @dataclass(slots=True)

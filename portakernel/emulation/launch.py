@@ -59,10 +59,10 @@ def emulate(
     """Run a kernel of an AMD code object on this CPU, instruction by instruction.
 
     ``grid`` counts workgroups, ``block`` work items of one; ``arguments`` are the explicit ones in the kernel's order:
-    tensors on the CPU (or numpy arrays) for pointers, None for a null pointer, ints, floats, or ``bytes`` as they
-    lie in memory; ``names`` are theirs in findings, where the code object has none (Triton's). ``dynamic_lds``: bytes of LDS beside those that the kernel declares. ``budget``: instructions of one
-    wave. ``threads``: of the host, all its cores by default; results do not depend on them where workgroups are
-    independent.
+    tensors on the CPU (or numpy arrays) for pointers, None for a null pointer, ints, floats, or ``bytes`` as they lie
+    in memory. ``names`` are theirs in findings, where the code object has none (Triton's). ``dynamic_lds``: bytes of
+    LDS beside those that the kernel declares. ``budget``: instructions of one wave. ``threads``: of the host, all its
+    cores by default; results do not depend on them where workgroups are independent.
 
     Raises:
         EmulationError: the code object or the launch cannot be emulated.
@@ -78,7 +78,7 @@ def emulate(
     memory.add_bytes(PACKET_BASE, _packet(kernel, *sizes, lds), "the dispatch packet")
     for segment in made.loaded.segments:
         memory.add_bytes(CODE_BASE + segment.address, segment.data, "the code object", writable=segment.writable)
-    launch = _launch(made, kernel, *sizes, lds, kernarg)
+    launch = _launch(made, kernel, *sizes, lds, bytes(kernarg))
     launch.budget, launch.check_conflicts = budget, int(check_conflicts)
     launch.threads = threads if threads is not None else len(os.sched_getaffinity(0))
     return run(made, launch, memory)
@@ -90,16 +90,17 @@ def run(made: Program, launch: abi.Launch, memory: Memory) -> Run:
     launch.regions, launch.region_count = ctypes.addressof(regions), len(regions)
     findings = (abi.RawFinding * _MOST_FINDINGS)()
     launch.findings, launch.finding_capacity = ctypes.addressof(findings), _MOST_FINDINGS
-    counters = [(abi.U64 * len(made.records))() for _ in range(3)]
-    launch.executed, launch.lanes, launch.conflicts = (ctypes.addressof(one) for one in counters)
+    arrays = [(abi.U64 * len(made.records))() for _ in range(3)]
+    launch.executed, launch.lanes, launch.conflicts = (ctypes.addressof(one) for one in arrays)
     if engine().emulate(ctypes.byref(launch)):
         raise EmulationError("the launch does not fit this machine's memory: emulate fewer threads, or a smaller grid")
+    counters = [list(one) for one in arrays]
     told = tuple(_finding(made, memory, findings[i]) for i in range(launch.finding_count))
     executed: dict[str, int] = {}
     for record, count in zip(made.records, counters[0], strict=True):
         if count:
             executed[record.name] = executed.get(record.name, 0) + count
-    counts = counted(made.records, made.handlers, *counters)
+    counts = counted(made.records, made.handlers, counters[0], counters[1], counters[2])
     present = frozenset(one.name for one in made.records)
     return Run(told, counts, bool(launch.stopped), executed, present)
 
@@ -132,8 +133,8 @@ def _check(
 
 
 def _kernarg(
-    kernel: Kernel, arguments: Sequence[Any], called: Sequence[str], grid: tuple[int, int, int], block: tuple[int, int, int],
-    dynamic_lds: int, memory: Memory,
+    kernel: Kernel, arguments: Sequence[Any], called: Sequence[str], grid: tuple[int, int, int],
+    block: tuple[int, int, int], dynamic_lds: int, memory: Memory,
 ) -> bytearray:  # fmt: skip
     explicit = [one for one in kernel.arguments if not one.hidden]
     if len(arguments) != len(explicit):
@@ -204,7 +205,11 @@ def _launch(
 
 def _user_sgprs(kernel: Kernel, kernarg: bytes) -> list[int]:
     words: list[int] = []
-    values = {"dispatch_ptr": PACKET_BASE, "kernarg_segment_ptr": KERNARG_BASE, "private_segment_size": kernel.private_bytes}
+    values = {
+        "dispatch_ptr": PACKET_BASE,
+        "kernarg_segment_ptr": KERNARG_BASE,
+        "private_segment_size": kernel.private_bytes,
+    }
     for name, size in kernel.user_sgprs:
         if name == "private_segment_buffer":  # swizzled by lane, which the engine knows by the base
             words += [0, _PRIVATE_APERTURE, 0xFFFFFFFF, 0]

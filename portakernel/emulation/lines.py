@@ -93,7 +93,8 @@ class _Unit:
             pass
         files: dict[int, str] = {}
         while name := self.text():
-            self.leb(), self.leb(), self.leb()
+            for _ in range(3):  # folder, time, size
+                self.leb()
             files[len(files) + 1] = name
         return files
 

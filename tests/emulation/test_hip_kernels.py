@@ -3,11 +3,11 @@
 import pytest
 
 pytest.importorskip("tinygrad")
-import torch  # noqa: E402
-from cxx import HAS_CXX  # noqa: E402
-from emulated_hip import compiled_hip, needs_hip  # noqa: E402
+import torch
+from cxx import HAS_CXX
+from emulated_hip import compiled_hip, needs_hip
 
-from portakernel.emulation import Kind, emulate  # noqa: E402
+from portakernel.emulation import Kind, emulate
 
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 pytestmark = [needs_hip, pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine")]
@@ -80,7 +80,9 @@ def test_integers_of_64_bits_multiply_divide_and_shift(arch):
         remainder = abs(x) % abs(odd) * (-1 if x < 0 else 1)
         return (x * y ^ u // (v | 1) ^ remainder ^ u << (v & 63) ^ x >> (v & 63)) & ones
 
-    assert [value & 2**64 - 1 for value in out.tolist()] == [expected(*pair) for pair in zip(a.tolist(), b.tolist(), strict=True)]
+    assert [value & 2**64 - 1 for value in out.tolist()] == [
+        expected(*pair) for pair in zip(a.tolist(), b.tolist(), strict=True)
+    ]
     assert ran.clean, ran.findings
 
 
@@ -93,7 +95,9 @@ def test_float32_division_and_square_root_round_as_ieee_754_does(arch):
     a[:81], b[:81] = edges.repeat(9), edges.repeat_interleave(9)
     quotient, root = torch.zeros_like(a), torch.zeros_like(a)
     ran = launch(arch, "divide", (16,), (256,), [a, b, quotient, root, 4096])
-    assert torch.equal(quotient.nan_to_num(nan=7.0, posinf=8.0, neginf=9.0), (a / b).nan_to_num(nan=7.0, posinf=8.0, neginf=9.0))
+    assert torch.equal(
+        quotient.nan_to_num(nan=7.0, posinf=8.0, neginf=9.0), (a / b).nan_to_num(nan=7.0, posinf=8.0, neginf=9.0)
+    )
     expected = a.double().abs().sqrt().float()  # torch's own of float32 is off by a unit here and there
     assert torch.equal(root.nan_to_num(nan=7.0, posinf=8.0), expected.nan_to_num(nan=7.0, posinf=8.0))
     assert ran.clean, ran.findings
@@ -131,7 +135,9 @@ def test_functions_are_called_and_return(arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(("name", "index"), [("private_array", lambda i: 5 * i), ("indexed_registers", lambda i: i & 7)])
+@pytest.mark.parametrize(
+    ("name", "index"), [("private_array", lambda i: 5 * i), ("indexed_registers", lambda i: i & 7)]
+)
 def test_arrays_in_private_memory_and_registers_belong_to_their_lane(arch, name, index):
     order = torch.randperm(16, generator=torch.Generator().manual_seed(6)).int()
     out = torch.zeros(128, dtype=torch.int32)

@@ -7,13 +7,13 @@ import pytest
 
 pytest.importorskip("tinygrad")
 pytest.importorskip("triton")
-import torch  # noqa: E402
-from cxx import HAS_CXX  # noqa: E402
-from emulated_kernels import add, compiled, rms_norm  # noqa: E402
+import torch
+from cxx import HAS_CXX
+from emulated_kernels import add, compiled, rms_norm
 
-from portakernel.emulation import EmulationError, emulate  # noqa: E402
-from portakernel.emulation.code_object import load  # noqa: E402
-from portakernel.emulation.program import program  # noqa: E402
+from portakernel.emulation import EmulationError, emulate
+from portakernel.emulation.code_object import load
+from portakernel.emulation.program import program
 
 pytestmark = [
     pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine"),
@@ -88,7 +88,9 @@ def test_more_lds_than_the_chip_has_is_refused(code):
     ):
         launch(code, dynamic_lds=70000)
     at = descriptor_at(code)
-    with pytest.raises(EmulationError, match=r"^kernel add takes 100000 bytes of LDS; a workgroup of gfx942 has 65536$"):
+    with pytest.raises(
+        EmulationError, match=r"^kernel add takes 100000 bytes of LDS; a workgroup of gfx942 has 65536$"
+    ):
         load(altered(code, at, "<I", 100000), "gfx942")
 
 
@@ -107,7 +109,10 @@ def test_a_kernel_that_is_not_there_is_named(code):
     ("arguments", "message"),
     [
         ([], r"^add takes 6 arguments \(.*\), not 0$"),
-        ([1.5, None, None, 5, None, None], r"^argument argument 0 is a float: pass a tensor, an array or None for a pointer$"),
+        (
+            [1.5, None, None, 5, None, None],
+            r"^argument argument 0 is a float: pass a tensor, an array or None for a pointer$",
+        ),
         ([None, None, None, 1 << 40, None, None], r"^1099511627776 does not fit argument argument 3 of 4 bytes$"),
         ([torch.empty(4, device="meta")] * 3 + [4, None, None], r"^argument argument 0 is on meta; the emulator takes"),
     ],
@@ -119,7 +124,9 @@ def test_arguments_that_do_not_fit_are_named(code, arguments, message):
 
 @pytest.mark.parametrize("block", [0, 2000])
 def test_a_block_that_no_workgroup_can_be_is_refused(code, block):
-    with pytest.raises(EmulationError, match=r"^(block is \(0,\): give one to three sizes of at least 1|a block of 2000)"):
+    with pytest.raises(
+        EmulationError, match=r"^(block is \(0,\): give one to three sizes of at least 1|a block of 2000)"
+    ):
         launch(code, block=block)
 
 

@@ -8,7 +8,9 @@ pytest.importorskip("tinygrad")
 pytestmark = needs_clang
 
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
-EDGES = np.array([0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3.4e38, 1.17549435e-38], dtype=np.float32)
+EDGES = np.array(
+    [0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3.4e38, 1.17549435e-38], dtype=np.float32
+)
 
 
 def lanes(arch: str) -> int:
@@ -42,7 +44,10 @@ def equal(found: np.ndarray, expected: np.ndarray) -> bool:
         ("v_mul_f32 v2, 0.5, v1", lambda a, b: np.float32(0.5) * b),
         ("v_add_f32 v2, 0x40490fdb, v1", lambda a, b: np.float32(np.pi) + b),
         ("v_mul_f32 v2, v0, v1 mul:2", lambda a, b: a * b * np.float32(2)),
-        ("v_mul_f32 v2, v0, v1 clamp", lambda a, b: np.where(a * b > 0, np.minimum(a * b, np.float32(1)), np.float32(0))),
+        (
+            "v_mul_f32 v2, v0, v1 clamp",
+            lambda a, b: np.where(a * b > 0, np.minimum(a * b, np.float32(1)), np.float32(0)),
+        ),
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )
@@ -71,7 +76,9 @@ def test_mode_rounds_float32_sums_up_down_and_to_zero(mode, direction):
     exact = a.astype(np.float64) + b
     nearest = exact.astype(np.float32)
     if direction == 0:
-        expected = np.where(np.abs(nearest.astype(np.float64)) > np.abs(exact), np.nextafter(nearest, np.float32(0)), nearest)
+        expected = np.where(
+            np.abs(nearest.astype(np.float64)) > np.abs(exact), np.nextafter(nearest, np.float32(0)), nearest
+        )
     else:
         off = nearest > exact if direction < 0 else nearest < exact
         expected = np.where(off, np.nextafter(nearest, np.float32(direction)), nearest)
@@ -85,7 +92,10 @@ def test_mode_rounds_float32_sums_up_down_and_to_zero(mode, direction):
     [
         ("v_and_b32 v2, v0, v1", lambda a, b: a & b),
         ("v_lshlrev_b32 v2, v0, v1", lambda a, b: b << (a & np.uint32(31))),
-        ("v_ashrrev_i32 v2, v0, v1", lambda a, b: (b.view(np.int32) >> (a & np.uint32(31)).view(np.int32)).view(np.uint32)),
+        (
+            "v_ashrrev_i32 v2, v0, v1",
+            lambda a, b: (b.view(np.int32) >> (a & np.uint32(31)).view(np.int32)).view(np.uint32),
+        ),
         ("v_mul_lo_u32 v2, v0, v1", lambda a, b: a * b),
         ("v_mul_hi_u32 v2, v0, v1", lambda a, b: (a.astype(np.uint64) * b >> np.uint64(32)).astype(np.uint32)),
         ("v_bfe_u32 v2, v0, 3, 7", lambda a, b: a >> np.uint32(3) & np.uint32(127)),
@@ -148,7 +158,9 @@ def test_dpp_in_place_reads_every_lane_before_it_writes_one(arch, control, sourc
 @pytest.mark.parametrize(("control", "first"), [("row_bcast:15", 16), ("row_bcast:31", 32)])
 def test_row_broadcasts_give_the_last_lane_of_the_rows_before(arch, control, first):
     a = integers(arch, 2)
-    ran = run_single(arch, f"v_mov_b32_dpp v1, v0 {control} row_mask:0xf bank_mask:0xf", vgprs={0: a, 1: integers(arch, 8)})
+    ran = run_single(
+        arch, f"v_mov_b32_dpp v1, v0 {control} row_mask:0xf bank_mask:0xf", vgprs={0: a, 1: integers(arch, 8)}
+    )
     last = [lane // 16 * 16 - 1 if first == 16 else 31 for lane in range(64)]
     assert ran.vgpr(1)[first:].tolist() == [int(a[last[lane]]) for lane in range(first, 64)]
     assert ran.vgpr(1)[:first].tolist() == integers(arch, 8)[:first].tolist()

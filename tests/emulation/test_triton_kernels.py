@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("tinygrad")
 pytest.importorskip("triton")
-import torch  # noqa: E402
-from cxx import HAS_CXX  # noqa: E402
-from emulated_kernels import (  # noqa: E402
+import torch
+from cxx import HAS_CXX
+from emulated_kernels import (
     ARCHS,
     add,
     add_past_the_end,
@@ -17,7 +17,7 @@ from emulated_kernels import (  # noqa: E402
     wave_size,
 )
 
-from portakernel.emulation import Kind, emulate  # noqa: E402
+from portakernel.emulation import Kind, emulate
 
 pytestmark = [
     pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine"),
@@ -32,9 +32,7 @@ def launch(kernel, types, constants, arch, grid, arguments, **options):
     block = 4 * wave_size(arch)
     given = [*arguments, None, None]
     names = kernel.arg_names
-    return emulate(
-        code, kernel.fn.__name__, (grid,), (block,), given, arch, dynamic_lds=shared, names=names, **options
-    )
+    return emulate(code, kernel.fn.__name__, (grid,), (block,), given, arch, dynamic_lds=shared, names=names, **options)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -48,7 +46,9 @@ def test_a_vector_sum_is_exact(arch, n):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(("dtype", "name", "tolerance"), [(torch.float32, "*fp32", 1e-6), (torch.bfloat16, "*bf16", 2**-8)])
+@pytest.mark.parametrize(
+    ("dtype", "name", "tolerance"), [(torch.float32, "*fp32", 1e-6), (torch.bfloat16, "*bf16", 2**-8)]
+)
 def test_rms_norm_of_several_waves_is_that_of_float64(arch, dtype, name, tolerance):
     torch.manual_seed(1)
     x, weight = torch.randn(8, 1000, dtype=dtype), torch.randn(1000, dtype=dtype)
