@@ -1,11 +1,7 @@
 // Global, flat and scratch loads and stores. src: address, scalar address, data.
-#include "memory.h"
+#include "memory_vector.h"
 
 namespace emu {
-
-namespace {
-
-enum Space { global_space, flat_space, scratch_space };
 
 uint64_t address_of(Wave& w, const Op& op, unsigned lane, Space space) {
   uint64_t address = static_cast<int64_t>(op.imm);
@@ -24,6 +20,8 @@ void check_address(Wave& w, const Op& op, Space space) {
     need_known(w, lanes_known(w, op.src[0], scalar || space == scratch_space ? 1 : 2), w.exec());
   if (scalar && !w.scalar_known(op.src[1], space != scratch_space)) need_known(w, 0, w.exec());
 }
+
+namespace {
 
 uint8_t* place(Wave& w, uint64_t address, uint32_t bytes, bool writes, unsigned lane, Space space,
                const void* value = nullptr) {

@@ -12,6 +12,18 @@ uint32_t to_u32(float v) { return !(v > 0) ? 0 : v >= 4294967296.0f ? ~0u : stat
 #define FLOAT_2(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { const float a = float_of(w.scalar(op, op.src[0])), b = float_of(w.scalar(op, op.src[1])); w.set(op.dst, bits_of(static_cast<float>(expr)), w.scalar_known(op.src[0]) && w.scalar_known(op.src[1])); })
 #define FLOAT_1(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { const float a = float_of(w.scalar(op, op.src[0])); w.set(op.dst, bits_of(static_cast<float>(expr)), w.scalar_known(op.src[0])); })
 #define TO_INTEGER(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { const float a = float_of(w.scalar(op, op.src[0])); w.set(op.dst, expr, w.scalar_known(op.src[0])); })
+float modified(Wave& w, const Op& op) {
+  uint32_t bits = w.scalar(op, op.src[0]);
+  if (op.abs & 1) bits &= 0x7fffffff;
+  if (op.neg & 1) bits ^= 0x80000000;
+  return flush(float_of(bits));
+}
+float finished(const Op& op, double value) {
+  static const float FACTOR[] = {1.0f, 2.0f, 4.0f, 0.5f};
+  float r = flush(static_cast<float>(value)) * FACTOR[op.omod & 3];
+  return op.clamp ? r > 0.0f ? std::min(r, 1.0f) : 0.0f : r;
+}
+#define TRANSCENDENTAL(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { const double a = modified(w, op); w.set(op.dst, bits_of(finished(op, expr)), w.scalar_known(op.src[0])); })
 #define COMPARE_F(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { const float a = float_of(w.scalar(op, op.src[0])), b = float_of(w.scalar(op, op.src[1])); w.scc = (expr); w.scc_known = w.scalar_known(op.src[0]) && w.scalar_known(op.src[1]); })
 
 }  // namespace
@@ -38,6 +50,12 @@ void register_scalar_float() {
       float a = float_of(w.scalar(op, op.src[0])), b = float_of(w.scalar(op, op.src[1])), c = float_of(w.scalar(op, op.src[2]));
       w.set(op.dst, bits_of(std::fma(a, b, c)), w.scalar_known(op.src[0]) && w.scalar_known(op.src[1]) && w.scalar_known(op.src[2]));
     });
+  // transcendental units on scalar registers: v_s_*
+  TRANSCENDENTAL("v_s_exp_f32", std::exp2(a));
+  TRANSCENDENTAL("v_s_log_f32", std::log2(a));
+  TRANSCENDENTAL("v_s_rcp_f32", 1.0 / a);
+  TRANSCENDENTAL("v_s_rsq_f32", 1.0 / std::sqrt(a));
+  TRANSCENDENTAL("v_s_sqrt_f32", std::sqrt(a));
   COMPARE_F("s_cmp_lt_f32", a < b); COMPARE_F("s_cmp_eq_f32", a == b); COMPARE_F("s_cmp_le_f32", a <= b);
   COMPARE_F("s_cmp_gt_f32", a > b); COMPARE_F("s_cmp_lg_f32", a < b || a > b); COMPARE_F("s_cmp_ge_f32", a >= b);
   COMPARE_F("s_cmp_o_f32", a == a && b == b); COMPARE_F("s_cmp_u_f32", a != a || b != b);

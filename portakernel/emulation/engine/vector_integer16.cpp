@@ -34,6 +34,14 @@ const VectorOp OPS[] = {
     U16_3("v_min3_i16", static_cast<uint32_t>(std::min({x, y, z})), KEEPS_HIGH),
     U16_3("v_max3_i16", static_cast<uint32_t>(std::max({x, y, z})), KEEPS_HIGH),
     U16_3("v_med3_u16", median_u(a, b, c), KEEPS_HIGH), U16_3("v_med3_i16", static_cast<uint32_t>(median_i(x, y, z)), KEEPS_HIGH),
+    {"v_bitop3_b16", Type::b16, {Type::b16, Type::b16, Type::b16}, [](Alu& s) {
+       EMU_LANES {
+         uint32_t a = s.in[0].u32[l], b = s.in[1].u32[l], c = s.in[2].u32[l], r = 0;
+         for (int i = 0; i < 8; ++i)
+           if (s.op->imm >> i & 1) r |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+         s.out.u32[l] = r & 0xffff;
+       }
+     }, KEEPS_HIGH},
     {"v_mov_b16", Type::b16, {Type::b16}, [](Alu& s) { s.out = s.in[0]; }},
     {"v_not_b16", Type::b16, {Type::b16}, [](Alu& s) { EMU_LANES s.out.u32[l] = ~s.in[0].u32[l] & 0xffff; }},
     {"v_mad_u32_u16", Type::b32, {Type::b16, Type::b16, Type::b32}, [](Alu& s) {
