@@ -14,7 +14,7 @@ from portakernel.host.start_folder import START_FOLDER as _START_FOLDER  # noqa:
 from portakernel.torch_import import offer_ops
 
 if TYPE_CHECKING:
-    from portakernel import errors, masks, ops, paging
+    from portakernel import errors, masks, metrics, nn, ops, paging, shadow
 
     __version__: str
     from portakernel.api import (
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
         use,
         warmup,
     )
+    from portakernel.integrations.torch_nn import patch
     from portakernel.manifest.api_version import PLUGIN_API
     from portakernel.routing import agree, load_plan, load_tuning, record
     from portakernel.warming.outcome import Call
 
 __all__ = [
     "PLUGIN_API", "Call", "agree", "bind", "errors", "explain", "load_plan", "load_policy", "load_tuning", "masks",
-    "ops", "paging", "plugins", "policy", "record", "set_policy", "stats", "targets", "use", "warmup",
+    "metrics", "nn", "ops", "paging", "patch", "plugins", "policy", "record", "set_policy", "shadow", "stats",
+    "targets", "use", "warmup",
 ]  # fmt: skip
 _OF_ROUTING = ("agree", "load_plan", "load_tuning", "record")
 
@@ -47,7 +49,7 @@ def __getattr__(name: str) -> Any:
 
         # read once: commands ask for each kernel
         return globals().setdefault(name, version("portakernel"))
-    if name in ("errors", "masks", "ops", "paging"):
+    if name in ("errors", "masks", "metrics", "nn", "ops", "paging", "shadow"):
         with unsplit(f"importing portakernel.{name}"):
             return importlib.import_module(f"portakernel.{name}")
     if name == "PLUGIN_API":
@@ -56,6 +58,7 @@ def __getattr__(name: str) -> Any:
         return PLUGIN_API
     if name in __all__:
         module = "portakernel.routing" if name in _OF_ROUTING else "portakernel.api"
+        module = "portakernel.integrations.torch_nn" if name == "patch" else module
         with unsplit(f"importing {module}"):
             return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'portakernel' has no attribute {name!r}")

@@ -22,13 +22,14 @@ from portakernel.deciding.process_wishes import read
 from portakernel.errors import ArgumentTypeError, UnknownNameError
 from portakernel.host.as_written import as_written
 from portakernel.registry.plugin_manager import Broken, Package
-from portakernel.runtime import caller, callers_so_far, contract_of, dispatcher
+from portakernel.runtime import caller, callers_so_far, contract_of, dispatcher, follow_shadow
 from portakernel.text.printable import brief
 from portakernel.warming.outcome import Call, Warmup
 from portakernel.words.graph_forms import GraphForm
 from portakernel.words.target import Device
 
 if TYPE_CHECKING:
+    from portakernel.calling.arrays.copies import ArrayCopies
     from portakernel.calling.bound_kernel import BoundKernel
 
 
@@ -62,6 +63,25 @@ class Served:
         return brief(f"Served({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self))})")
 
 
+class Stats(tuple[Served, ...]):
+    """What was served, as a tuple; ``array_copies`` has what was copied between arrays and tensors (docs/arrays.md)."""
+
+    array_copies: tuple[ArrayCopies, ...]
+
+    def __new__(cls, served: Iterable[Served], array_copies: Iterable[ArrayCopies] = ()) -> Stats:
+        """Both parts, in the order that they are given in."""
+        made = super().__new__(cls, served)
+        made.array_copies = tuple(array_copies)
+        return made
+
+    def __repr__(self) -> str:
+        copied = f", array_copies={self.array_copies!r}" if self.array_copies else ""
+        return f"{super().__repr__()}{copied}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stats, (tuple(self), self.array_copies)
+
+
 @as_written
 def explain(
     op: str,
@@ -78,10 +98,10 @@ def explain(
 ) -> Decision:
     """Which kernel serves a call, why, and why each other does not; nothing runs.
 
-    With tensors, for exactly that call on their device (``phase`` is ``training`` where they require gradients, and
-    ``forward_ad`` where they have tangents: inside ``torch.func.jvp`` or a dual level).
-    Without, for a ``target`` (``"amd:gfx942"`` or ``"mi300x"``, which need not be here), a ``device`` of this machine
-    or its first one, with as much of dtypes, shapes and scale formats as you give::
+    With tensors or arrays, for exactly that call on their device (``phase`` is ``training`` where they require
+    gradients, and ``forward_ad`` where they have tangents: inside ``torch.func.jvp`` or a dual level). Without, for a
+    ``target`` (``"amd:gfx942"`` or ``"mi300x"``, which need not be here), a ``device`` of this machine or its first
+    one, with as much of dtypes, shapes and scale formats as you give::
 
         portakernel.explain("rms_norm", x, weight)
         portakernel.explain("rms_norm", target="amd:gfx942", dtype="bfloat16", shape={"x": (4096, 8192)})
@@ -106,6 +126,7 @@ def explain(
         given_words = {name: value for name, value in words.items() if value is not None}
         asked = caller(op)
         given, values = _call(op, tensors, parameters | _own_words(described, "explain", given_words))
+        given = asked.arrays.tensors(given)
         asked.arguments.check(given, values)
         wanted = Phase(phase) if phase else _phase_of([tensor for tensor in given if tensor is not None])
         strict = strictly(now.registry, op, kernel)
@@ -195,6 +216,7 @@ def bind(op: str, *tensors: Any, kernel: str | None = None, **parameters: Any) -
 
     given, values = _call(op, tensors, parameters)
     asked = caller(op)
+    asked.arrays.refuse(given)
     bound = bind_kernel(asked, given, values, kernel)
     if of_process() is None:
         return bound
@@ -261,7 +283,8 @@ def warmup(what: Any, /, *args: Any, **kwargs: Any) -> Warmup:
         _own_words(described, "warmup", {name: kwargs[name] for name in _WORDS if name in kwargs})
         kernel = kwargs.pop("kernel", None)
         given, values = _call(what, args, kwargs)
-        return rehearse_call(caller(what), given, values, kernel)
+        asked = caller(what)
+        return rehearse_call(asked, asked.arrays.tensors(given), values, kernel)
     if missing := [word for word in ("dtype", "shape") if word not in kwargs]:
         lacks = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given"
         text = f"{what}: warmup takes the call's tensors, or dtype and shape; {lacks}"
@@ -358,6 +381,7 @@ def load_policy(*paths: str | PathLike[str] | None) -> None:
         text = "load_policy takes the paths of policy files, or None alone, which takes them away"
         raise ArgumentTypeError(f"{text}; this is {', '.join(map(repr, given)) or 'nothing'}")
     dispatcher().set_policy_files(read(files), named_by="load_policy")
+    follow_shadow(anew=True)
 
 
 def targets() -> tuple[Device, ...]:
@@ -382,8 +406,13 @@ def plugins() -> tuple[PluginState, ...]:
 
 
 @as_written
-def stats() -> tuple[Served, ...]:
-    """How many calls each kernel served since the process began, most first."""
-    total = sum((asked.table.counts() for asked in callers_so_far()), Counter[Use]())
+def stats() -> Stats:
+    """How many calls each kernel served since the process began, most first; ``array_copies`` are what arrays cost."""
+    asked_so_far = callers_so_far()
+    total = sum((asked.table.counts() for asked in asked_so_far), Counter[Use]())
     rows = (Served(*use[:4], calls, use.fallback) for use, calls in total.items())
-    return tuple(sorted(rows, key=lambda row: (-row.calls, row.op, row.kernel, row.phase)))
+    copies = (copied for asked in asked_so_far for copied in asked.array_copies())
+    return Stats(
+        sorted(rows, key=lambda row: (-row.calls, row.op, row.kernel, row.phase)),
+        sorted(copies, key=lambda copied: (-copied.copies, copied.op, copied.name, copied.library)),
+    )

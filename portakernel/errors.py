@@ -237,6 +237,10 @@ class CompiledGraphError(PortakernelError, RuntimeError):
     """A kernel cannot stand in a compiled graph in the form that was chosen for it."""
 
 
+class MissingPackageError(PortakernelError, ImportError):
+    """What was asked for needs a package that is not installed, and that an extra of portakernel brings."""
+
+
 class PortakernelWarning(UserWarning):
     """The root of all warnings that portakernel gives; each is one printable line."""
 
@@ -276,6 +280,10 @@ class ClientWarning(PortakernelWarning):
 
     Given once per layer and reason.
     """
+
+
+class ShadowWarning(PortakernelWarning):
+    """Shadow verification found a wrong result, or could not look. Given once per kernel and kind of call."""
 
 
 class ConfigWarning(PortakernelWarning):

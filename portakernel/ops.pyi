@@ -1,9 +1,21 @@
 """The public ops. Generated from the contracts by `make generate`."""
 
-from typing import Literal
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from torch import Tensor, dtype
 
+class Array(Protocol):
+    """An array of NumPy, JAX or CuPy (docs/arrays.md): all of a call are of one of them, and so are its results.
+
+    A type checker gives a result the first argument's type, of which the dtype may be another.
+    """
+
+    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+_Array = TypeVar("_Array", bound=Array)
+
+@overload
 def add(
     x: Tensor,
     y: Tensor,
@@ -31,6 +43,16 @@ def add(
     Source: IEEE 754-2019, 5.4.1 (addition).
     """
 
+@overload
+def add(
+    x: _Array,
+    y: Array,
+    *,
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def add_layer_norm(
     x: Tensor,
     residual: Tensor,
@@ -79,6 +101,20 @@ def add_layer_norm(
     Hendrycks & Gimpel 2016, arXiv 1606.08415; silu: Elfwing et al. 2017, arXiv 1702.03118.
     """
 
+@overload
+def add_layer_norm(
+    x: _Array,
+    residual: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-05,
+    activation: Literal["none", "relu", "gelu", "gelu_tanh", "silu"] = "none",
+    out: tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> tuple[_Array, ...]: ...
+@overload
 def add_rms_norm(
     x: Tensor,
     residual: Tensor,
@@ -122,6 +158,19 @@ def add_rms_norm(
     residual.
     """
 
+@overload
+def add_rms_norm(
+    x: _Array,
+    residual: Array,
+    weight: Array,
+    *,
+    eps: float = 1e-06,
+    weight_offset: float = 0.0,
+    out: tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> tuple[_Array, ...]: ...
+@overload
 def add_rms_norm_quantize(
     x: Tensor,
     residual: Tensor,
@@ -168,6 +217,21 @@ def add_rms_norm_quantize(
     (fused_add_rmsnorm_fp8_block_quant, which quantises the norm rounded to x's dtype).
     """
 
+@overload
+def add_rms_norm_quantize(
+    x: _Array,
+    residual: Array,
+    weight: Array,
+    *,
+    eps: float = 1e-06,
+    weight_offset: float = 0.0,
+    granularity: Literal["row", "block_1x128"] = "row",
+    dtype: str | dtype = "float8_e4m3fn",
+    out: tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> tuple[_Array, ...]: ...
+@overload
 def attention(
     q: Tensor,
     k: Tensor,
@@ -231,6 +295,25 @@ def attention(
     sinks: gpt-oss model card, arXiv 2508.10925.
     """
 
+@overload
+def attention(
+    q: _Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    return_lse: bool = False,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    sinks: Array | None = None,
+    out: Array | tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array | tuple[_Array, ...]: ...
+@overload
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -293,6 +376,28 @@ def attention_varlen(
     Source: Dao 2023, FlashAttention-2, arXiv 2307.08691; flash_attn_varlen_func for the form; sources of attention.
     """
 
+@overload
+def attention_varlen(
+    q: _Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: bool = False,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
+    out: Array | tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array | tuple[_Array, ...]: ...
+@overload
 def block_sparse_attention(
     q: Tensor,
     k: Tensor,
@@ -379,6 +484,35 @@ def block_sparse_attention(
     lists; Dao 2023, FlashAttention-2, arXiv 2307.08691; sources of attention.
     """
 
+@overload
+def block_sparse_attention(
+    q: _Array,
+    k: Array,
+    v: Array,
+    partial_count: Array,
+    partial_index: Array,
+    full_count: Array | None = None,
+    full_index: Array | None = None,
+    *,
+    mask: str = "none",
+    window: tuple[int | None, int | None] = (-1, -1),
+    block: Literal["128x128", "64x64"] = "128x128",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    return_lse: bool = False,
+    query_ids: Array | None = None,
+    key_ids: Array | None = None,
+    prefix: Array | None = None,
+    sinks: Array | None = None,
+    q_partial_count: Array | None = None,
+    q_partial_index: Array | None = None,
+    q_full_count: Array | None = None,
+    q_full_index: Array | None = None,
+    out: Array | tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array | tuple[_Array, ...]: ...
+@overload
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -431,6 +565,20 @@ def cross_entropy(
     2015, Rethinking the Inception Architecture, arXiv 1512.00567, section 7.
     """
 
+@overload
+def cross_entropy(
+    logits: _Array,
+    target: Array,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    overwrite_logits: bool = False,
+    return_lse: bool = False,
+    out: Array | tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array | tuple[_Array, ...]: ...
+@overload
 def dequantize(
     q: Tensor,
     scale: Tensor,
@@ -476,6 +624,19 @@ def dequantize(
     Source: OCP Microscaling Formats 1.0, 5.3 and 5.4; DeepSeek-V3, arXiv 2412.19437, 3.3.2 (blocks of 128).
     """
 
+@overload
+def dequantize(
+    q: _Array,
+    scale: Array,
+    global_scale: Array | None = None,
+    *,
+    format: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
+    dtype: str | dtype = "float32",
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def embedding_bag(
     weight: Tensor,
     indices: Tensor,
@@ -516,6 +677,19 @@ def embedding_bag(
     2.
     """
 
+@overload
+def embedding_bag(
+    weight: _Array,
+    indices: Array,
+    offsets: Array,
+    per_sample_weights: Array | None = None,
+    *,
+    mode: Literal["sum", "mean"] = "sum",
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def gelu_and_mul(
     x: Tensor,
     *,
@@ -548,6 +722,16 @@ def gelu_and_mul(
     forms of gelu: Hendrycks & Gimpel 2016, Gaussian Error Linear Units, arXiv 1606.08415, section 2.
     """
 
+@overload
+def gelu_and_mul(
+    x: _Array,
+    *,
+    approximate: Literal["none", "tanh"] = "none",
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def grouped_mm(
     a: Tensor,
     b: Tensor,
@@ -605,6 +789,22 @@ def grouped_mm(
     2412.19437, 3.3.2 (blocks of 128, promoted sums).
     """
 
+@overload
+def grouped_mm(
+    a: _Array,
+    b: Array,
+    offsets: Array,
+    *,
+    format: Literal["none", "row", "block"] = "none",
+    bias: Array | None = None,
+    scale_a: Array | None = None,
+    scale_b: Array | None = None,
+    gather: Array | None = None,
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def int4_mm(
     x: Tensor,
     weight: Tensor,
@@ -681,6 +881,23 @@ def int4_mm(
     MARLIN, arXiv 2408.11743 (weights that lie as tensor cores read them).
     """
 
+@overload
+def int4_mm(
+    x: _Array,
+    weight: Array,
+    scales: Array,
+    zeros: Array | None = None,
+    order: Array | None = None,
+    *,
+    layout: Literal["gptq", "awq", "ct", "packed_mma", "packed_mfma"] = "gptq",
+    group: int = 128,
+    zero: Literal["stored", "stored_plus_one", "none"] = "stored",
+    bias: Array | None = None,
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def layer_norm(
     x: Tensor,
     weight: Tensor,
@@ -716,6 +933,18 @@ def layer_norm(
     Source: Ba, Kiros & Hinton 2016, Layer Normalization, arXiv 1607.06450, equation 3.
     """
 
+@overload
+def layer_norm(
+    x: _Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-05,
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def linear_act(
     x: Tensor,
     weight: Tensor,
@@ -755,6 +984,18 @@ def linear_act(
     Source: Hendrycks & Gimpel 2016, Gaussian Error Linear Units, arXiv 1606.08415 (gelu, silu); torch.nn.Linear.
     """
 
+@overload
+def linear_act(
+    x: _Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    activation: Literal["none", "relu", "gelu", "gelu_tanh", "silu"] = "none",
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -800,6 +1041,19 @@ def linear_cross_entropy(
     Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models, arXiv 2411.09009.
     """
 
+@overload
+def linear_cross_entropy(
+    x: _Array,
+    weight: Array,
+    target: Array,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def merge_attention(
     a: Tensor,
     lse_a: Tensor,
@@ -847,6 +1101,19 @@ def merge_attention(
     merge_attn_states and FlashInfer's merge_state for the form.
     """
 
+@overload
+def merge_attention(
+    a: _Array,
+    lse_a: Array,
+    b: Array,
+    lse_b: Array,
+    *,
+    return_lse: bool = True,
+    out: Array | tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array | tuple[_Array, ...]: ...
+@overload
 def merge_attentions(
     outs: Tensor,
     lses: Tensor,
@@ -887,6 +1154,17 @@ def merge_attentions(
     Source: sources of merge_attention; FlashInfer's merge_states for the form.
     """
 
+@overload
+def merge_attentions(
+    outs: _Array,
+    lses: Array,
+    *,
+    return_lse: bool = True,
+    out: Array | tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array | tuple[_Array, ...]: ...
+@overload
 def mla_decode(
     q_latent: Tensor,
     q_rope: Tensor,
@@ -953,6 +1231,29 @@ def mla_decode(
     vLLM's flash_mla for the form; sources of paged_attention.
     """
 
+@overload
+def mla_decode(
+    q_latent: _Array,
+    q_rope: Array,
+    latent_cache: Array,
+    rope_cache: Array,
+    block_table: Array,
+    seq_lens: Array,
+    query_start_loc: Array,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: tuple[int | None, int | None] = (-1, -1),
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: bool = False,
+    latent_scale: Array | None = None,
+    sinks: Array | None = None,
+    out: Array | tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array | tuple[_Array, ...]: ...
+@overload
 def moe_mlp(
     x: Tensor,
     w_in: Tensor,
@@ -1033,6 +1334,27 @@ def moe_mlp(
     Gale et al. 2022, MegaBlocks, arXiv 2211.15841; vLLM's fused_experts.
     """
 
+@overload
+def moe_mlp(
+    x: _Array,
+    w_in: Array,
+    w_out: Array,
+    weights: Array,
+    experts: Array,
+    *,
+    activation: Literal["silu", "gelu", "gelu_tanh", "swiglu_oai"] = "silu",
+    halves: Literal["concat", "interleaved"] = "concat",
+    format: Literal["none", "row", "block", "mxfp4"] = "none",
+    scale_x: Array | None = None,
+    scale_in: Array | None = None,
+    scale_out: Array | None = None,
+    bias_in: Array | None = None,
+    bias_out: Array | None = None,
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def moe_route(
     logits: Tensor,
     *,
@@ -1091,6 +1413,22 @@ def moe_route(
     DeepSeek-V2, arXiv 2405.04434, 2.2.2 (groups); DeepSeek-V3, arXiv 2412.19437, 2.1.2 (sigmoid and a bias).
     """
 
+@overload
+def moe_route(
+    logits: _Array,
+    *,
+    k: int,
+    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax",
+    renormalize: bool = True,
+    factor: float = 1.0,
+    groups: int = 1,
+    groups_kept: int = 1,
+    bias: Array | None = None,
+    out: tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> tuple[_Array, ...]: ...
+@overload
 def moe_sort(
     experts: Tensor,
     *,
@@ -1141,6 +1479,18 @@ def moe_sort(
     Source: vLLM's moe_align_block_size for blocks; Gale et al. 2022, MegaBlocks, arXiv 2211.15841, 4 (sorted rows).
     """
 
+@overload
+def moe_sort(
+    experts: _Array,
+    *,
+    num_experts: int,
+    capacity: int,
+    block: int = 0,
+    out: Array | tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array | tuple[_Array, ...]: ...
+@overload
 def pack_int4(
     weight: Tensor,
     scales: Tensor,
@@ -1226,6 +1576,22 @@ def pack_int4(
     Source: int4_mm's; the layouts' own packers.
     """
 
+@overload
+def pack_int4(
+    weight: _Array,
+    scales: Array,
+    order: Array,
+    zeros: Array | None = None,
+    *,
+    source: Literal["gptq", "awq", "ct", "packed_mma", "packed_mfma"] = "gptq",
+    target: Literal["gptq", "awq", "ct", "packed_mma", "packed_mfma"] = "packed_mma",
+    group: int = 128,
+    zero: Literal["stored", "stored_plus_one", "none"] = "stored",
+    out: Array | tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array | tuple[_Array, ...]: ...
+@overload
 def paged_attention(
     q: Tensor,
     key_cache: Tensor,
@@ -1307,6 +1673,32 @@ def paged_attention(
     2309.06180; flash_attn_varlen_func with a block_table for the form; sources of attention.
     """
 
+@overload
+def paged_attention(
+    q: _Array,
+    key_cache: Array,
+    value_cache: Array,
+    block_table: Array,
+    seq_lens: Array,
+    query_start_loc: Array,
+    *,
+    kv_scales: Literal["none", "tensor", "head", "token_head"] = "none",
+    causal: bool = True,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: bool = False,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
+    out: Array | tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array | tuple[_Array, ...]: ...
+@overload
 def quantize_fp4(
     x: Tensor,
     *,
@@ -1352,6 +1744,16 @@ def quantize_fp4(
     Language Models with NVFP4, arXiv 2509.25149, 2 and appendix B (nvfp4).
     """
 
+@overload
+def quantize_fp4(
+    x: _Array,
+    *,
+    format: Literal["mxfp4", "nvfp4"] = "nvfp4",
+    out: Array | tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array | tuple[_Array, ...]: ...
+@overload
 def quantize_fp8(
     x: Tensor,
     *,
@@ -1395,6 +1797,17 @@ def quantize_fp8(
     Specification 1.0; arXiv 2206.02915 for FNUZ; DeepSeek-V3, arXiv 2412.19437, 3.3.2 (blocks of 128).
     """
 
+@overload
+def quantize_fp8(
+    x: _Array,
+    *,
+    granularity: Literal["tensor", "row", "block_1x128", "block_128x128"] = "row",
+    dtype: str | dtype = "float8_e4m3fn",
+    out: tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> tuple[_Array, ...]: ...
+@overload
 def quantize_mxfp8(
     x: Tensor,
     *,
@@ -1430,6 +1843,16 @@ def quantize_mxfp8(
     Source: OCP Microscaling Formats (MX) Specification 1.0, 6.3; Rouhani et al. 2023, arXiv 2310.10537, algorithm 1.
     """
 
+@overload
+def quantize_mxfp8(
+    x: _Array,
+    *,
+    dtype: str | dtype = "float8_e4m3fn",
+    out: tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> tuple[_Array, ...]: ...
+@overload
 def rms_norm(
     x: Tensor,
     weight: Tensor,
@@ -1465,6 +1888,18 @@ def rms_norm(
     Source: Zhang & Sennrich 2019, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4.
     """
 
+@overload
+def rms_norm(
+    x: _Array,
+    weight: Array,
+    *,
+    eps: float = 1e-06,
+    weight_offset: float = 0.0,
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def rms_norm_quantize(
     x: Tensor,
     weight: Tensor,
@@ -1512,6 +1947,20 @@ def rms_norm_quantize(
     for what follows it; fused in vLLM (rms_norm_dynamic_per_token_quant, rms_norm_per_block_quant).
     """
 
+@overload
+def rms_norm_quantize(
+    x: _Array,
+    weight: Array,
+    *,
+    eps: float = 1e-06,
+    weight_offset: float = 0.0,
+    granularity: Literal["row", "block_1x128"] = "row",
+    dtype: str | dtype = "float8_e4m3fn",
+    out: tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> tuple[_Array, ...]: ...
+@overload
 def rotary_embedding(
     q: Tensor,
     k: Tensor,
@@ -1559,6 +2008,20 @@ def rotary_embedding(
     NeoX-20B, arXiv 2204.06745.
     """
 
+@overload
+def rotary_embedding(
+    q: _Array,
+    k: Array,
+    cos: Array,
+    sin: Array,
+    positions: Array | None = None,
+    *,
+    interleaved: bool = False,
+    out: tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> tuple[_Array, ...]: ...
+@overload
 def scaled_mm(
     a: Tensor,
     b: Tensor,
@@ -1631,6 +2094,26 @@ def scaled_mm(
     factors layout; DeepSeek-V3, arXiv 2412.19437, 3.3.2 (blocks of 128, promoted sums).
     """
 
+@overload
+def scaled_mm(
+    a: _Array,
+    b: Array,
+    scale_a: Array,
+    scale_b: Array,
+    *,
+    format_a: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
+    format_b: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
+    swizzle: Literal["none", "32_4_4"] = "none",
+    out_dtype: str | dtype = "bfloat16",
+    use_fast_accum: bool = False,
+    bias: Array | None = None,
+    global_scale_a: Array | None = None,
+    global_scale_b: Array | None = None,
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def silu_and_mul(
     x: Tensor,
     *,
@@ -1659,6 +2142,15 @@ def silu_and_mul(
     Source: Shazeer 2020, GLU Variants Improve Transformer, arXiv 2002.05202 (SwiGLU, without its linear layers).
     """
 
+@overload
+def silu_and_mul(
+    x: _Array,
+    *,
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def silu_and_mul_quantize(
     x: Tensor,
     *,
@@ -1699,6 +2191,17 @@ def silu_and_mul_quantize(
     quantize_fp8 for what follows it; fused in vLLM (silu_and_mul_per_block_quant).
     """
 
+@overload
+def silu_and_mul_quantize(
+    x: _Array,
+    *,
+    granularity: Literal["row", "block_1x128"] = "row",
+    dtype: str | dtype = "float8_e4m3fn",
+    out: tuple[Array, ...] | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> tuple[_Array, ...]: ...
+@overload
 def softmax(
     x: Tensor,
     *,
@@ -1728,6 +2231,15 @@ def softmax(
     Source: Bridle 1990, Probabilistic Interpretation of Feedforward Classification Network Outputs.
     """
 
+@overload
+def softmax(
+    x: _Array,
+    *,
+    out: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> _Array: ...
+@overload
 def write_kv_cache(
     key: Tensor,
     value: Tensor,
@@ -1787,6 +2299,23 @@ def write_kv_cache(
     2309.06180, 4.3; vLLM, reshape_and_cache_flash; OCP 8-bit Floating Point Specification 1.0.
     """
 
+@overload
+def write_kv_cache(
+    key: Array,
+    value: Array,
+    key_cache: Array,
+    value_cache: Array,
+    slot_mapping: Array,
+    *,
+    kv_scales: Literal["none", "tensor", "head", "token_head"] = "none",
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    key_scales: Array | None = None,
+    value_scales: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> None: ...
+@overload
 def write_latent_cache(
     latent: Tensor,
     rope: Tensor,
@@ -1827,3 +2356,17 @@ def write_latent_cache(
     Source: DeepSeek-AI 2024, DeepSeek-V2, arXiv 2405.04434, 2.1.2 and 2.1.3; vLLM, concat_and_cache_mla; OCP 8-bit
     Floating Point Specification 1.0.
     """
+
+@overload
+def write_latent_cache(
+    latent: Array,
+    rope: Array,
+    latent_cache: Array,
+    rope_cache: Array,
+    slot_mapping: Array,
+    *,
+    kv_scales: Literal["none", "tensor"] = "none",
+    scale: Array | None = None,
+    kernel: str | None = None,
+    copy: Literal[False] | None = None,
+) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -82,6 +83,12 @@ def dispatcher() -> Dispatcher:
     return made[1]
 
 
+def made_dispatcher() -> Dispatcher | None:
+    """The process's dispatcher; None before anything needed one."""
+    made = _kept.made
+    return None if made is None else made[1]
+
+
 def contract_of(op: str) -> Contract:
     """The contract of ``op``, which a plugin may ship: then it is known once the dispatcher is made.
 
@@ -116,6 +123,7 @@ class _Bridges:
         with _making(_REGISTRATION), unsplit("registering the ops"):
             now = dispatcher()  # first, because plugins may ship ops
             from portakernel.calling.caller import OpCaller
+            from portakernel.calling.known_callers import know
             from portakernel.torch_bridge.registration import Bridge
 
             if (path := Config.from_environment().record) is not None:
@@ -124,6 +132,8 @@ class _Bridges:
                 count_process(path)
             missing = [op for op in (contracts() if ops is None else ops) if op not in self.made]
             self.made = {**self.made, **{op: Bridge(OpCaller(contract(op), now)) for op in missing}}
+            know(callers_so_far())
+        follow_shadow()
         return self.made
 
 
@@ -148,3 +158,18 @@ def register() -> bool:
 def callers_so_far() -> list[OpCaller]:
     """The callers there are by now; none are made for the sake of asking."""
     return [bridge.caller for bridge in _bridges.made.values()]
+
+
+def follow_shadow(*, anew: bool = False) -> None:
+    """Has calls looked at as the policy files in force say (docs/shadow.md), once there are any.
+
+    Raises:
+        MissingPackageError: they ask for it, and what judges results is not installed.
+    """
+    now = made_dispatcher()
+    wishes = now.process.shadow if now is not None and _bridges.made else None
+    # who never asks for it does not load it
+    if wishes is not None or "portakernel.shadow.process" in sys.modules:
+        from portakernel.shadow.process import follow
+
+        follow(wishes, anew=anew)

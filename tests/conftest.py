@@ -80,6 +80,7 @@ if "WARM_PYTHON" not in os.environ:
 # These take ten seconds and more each: they come first, so that at the end no worker waits for another's.
 LONG = (
     "tests/examples/test_opencl_example.py",
+    "tests/examples/test_numbered_examples.py::test_a_script_prints_what_it_promises",
     "tests/authoring/test_guides.py",
     "tests/conformance/test_pytest_plugin.py::test_kernels_of_a_plugin_are_items_in_every_worker",
     "tests/docs/test_readme.py::test_the_demo_prints_what_is_shown",

@@ -11,13 +11,15 @@ from op_pages import op_pages
 from portakernel_pages import faults
 from portakernel_pages.generate import first_party
 from reason_pages import reason_pages
-from texts import texts
+from texts import ROOT, texts
 
 from portakernel.matrix.page import page
 from portakernel.matrix.proofs import recorded
 from portakernel.matrix.table import support_matrix
 
 MATRIX = "matrix.html"
+# What texts show, beside them on the site as in the repository.
+PICTURES = {"matrix.svg": ROOT / "docs" / "matrix.svg"}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -30,6 +32,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds every page; nothing of them is on disk."""
     for path, content in _pages().items():
         files.append(File.generated(config, path, content=content))
+    for path, source in PICTURES.items():
+        files.append(File.generated(config, path, abs_src_path=str(source)))
     return files
 
 
@@ -53,5 +57,5 @@ def _navigation() -> list[dict[str, Any]]:
     sections["Reference"].insert(0, {"Support matrix": MATRIX})
     for section, folder in {"Ops": "ops/", "Reasons": "reasons/"}.items():
         sections[section] = [path for path in _pages() if path.startswith(folder)]
-    order = ("Guide", "Authors", "Ops", "Reasons", "Reference", "Plugins", "Benchmarks", "Project")
+    order = ("Guide", "Examples", "Authors", "Ops", "Reasons", "Reference", "Plugins", "Benchmarks", "Project")
     return [{section: sections[section]} for section in order]

@@ -19,16 +19,22 @@ _TEXTS = (
     ("Guide", "docs/compile.md", "compile.md"),
     ("Guide", "docs/warmup.md", "warmup.md"),
     ("Guide", "docs/tuning.md", "tuning.md"),
+    ("Guide", "docs/report.md", "report.md"),
+    ("Guide", "docs/metrics.md", "metrics.md"),
+    ("Guide", "docs/shadow.md", "shadow.md"),
     ("Guide", "docs/serving.md", "serving.md"),
     ("Guide", "docs/int4.md", "int4.md"),
     ("Guide", "docs/experts.md", "experts.md"),
     ("Guide", "docs/modes.md", "modes.md"),
     ("Guide", "docs/sharding.md", "sharding.md"),
+    ("Guide", "docs/nn.md", "nn.md"),
+    ("Guide", "docs/arrays.md", "arrays.md"),
     ("Guide", "docs/transformers.md", "transformers.md"),
     ("Guide", "examples/attention_in_transformers/README.md", "attention_in_transformers.md"),
     ("Guide", "examples/experts_in_transformers/README.md", "experts_in_transformers.md"),
     ("Guide", "examples/paged_generate/README.md", "paged_generate.md"),
     ("Guide", "docs/security.md", "security.md"),
+    ("Examples", "examples/[0-9][0-9]_*.py", "examples/*.md"),
     ("Authors", "plugins/README.md", "plugins.md"),
     ("Authors", "backends/README.md", "backends.md"),
     ("Authors", "docs/writing-a-kernel.md", "writing-a-kernel.md"),
@@ -72,9 +78,17 @@ def texts() -> tuple[Text, ...]:
     """Every page made of a text, in order."""
     pages = {source: page for _, source, page in _found()}
     return tuple(
-        Text(section, page, linked((ROOT / source).read_text(encoding="utf-8"), source, pages))
-        for section, source, page in _found()
+        Text(section, page, linked(_page_of(ROOT / source), source, pages)) for section, source, page in _found()
     )
+
+
+def _page_of(path: Path) -> str:
+    """A text as it is; a script as code under its name."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return text
+    number, _, name = path.stem.partition("_")
+    return f"# {number} {name.replace('_', ' ')}\n\n```python\n{text}```\n"
 
 
 def _found() -> Iterator[tuple[str, str, str]]:

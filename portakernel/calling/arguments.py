@@ -81,7 +81,7 @@ class Arguments:
         """
         for tensor, argument in zip(self.contract.tensors, arguments, strict=True):
             if not isinstance(argument, Tensor) and not (tensor.optional and argument is None):
-                raise ArgumentTypeError(f"{self.contract.op}: {_no_tensor(self.contract, tensor, argument)}")
+                raise ArgumentTypeError(f"{self.contract.op}: {complaint(self.contract, tensor, argument)}")
             # a subclass may be whatever it says; of the plain type a nested one has no strides to ask for
             if type(argument) is Tensor and argument.is_nested:
                 text = f"{self.contract.op}: {tensor.name} is nested; dense (torch.strided) tensors are accepted"
@@ -204,7 +204,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _no_tensor(contract: Contract, tensor: TensorArgument, argument: object) -> str:
+def complaint(contract: Contract, tensor: TensorArgument, argument: object) -> str:
     """The complaint about ``argument`` in a tensor's place, with how to make a tensor of it."""
     kind = type(argument)
     root, name = kind.__module__.partition(".")[0], f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from portakernel.calling.arguments import Tensors
+from portakernel.calling.arming import ARMING, unarmed
 from portakernel.calling.fast.key_layout import CallKind
 from portakernel.calling.fast.keys import make_value
 from portakernel.calling.key_table import Placement
@@ -128,13 +129,14 @@ def _decline_at(
 ) -> None:
     """Makes ``placement`` decline calls of which ``name`` is ``value``, before its kernel is asked again."""
     if all(refused != name for refused, _ in placement.refused):
-        placement.run = _declining(placement, contract, request, name)
+        with ARMING:
+            placement.run = _declining(placement, contract, request, name)
     placement.refused[name, value] = rejection
 
 
 def _declining(placement: Placement, contract: Contract, request: Request, name: str) -> Callable[..., Any]:
     """The placement's run, which declines the values of ``name`` that are in ``placement.refused``."""
-    run, value_of = placement.run, make_value(contract.at(request.values), name)
+    run, value_of = unarmed(placement), make_value(contract.at(request.values), name)
     places = _places(contract, request.phase)
 
     def declining(*arguments: Any) -> Any:

@@ -9,6 +9,7 @@ negation) goes through ``torch.ops.portakernel`` instead.
 from __future__ import annotations
 
 import functools
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from portakernel.calling.argument_policies import ArgumentPolicies
 from portakernel.calling.arguments import Arguments, Tensors
+from portakernel.calling.arrays.calls import ArrayCalls, some_are_arrays
+from portakernel.calling.arrays.copies import ArrayCopies
 from portakernel.calling.attempts import Attempts
 from portakernel.calling.fallback import Fallbacks
 from portakernel.calling.fast.cells import Cells
@@ -50,6 +53,8 @@ from portakernel.host.forks import unsplit
 from portakernel.tensors.layout import has_plain_memory, mark_written
 from portakernel.tensors.torch_internals import innermost_transform, outside_modes
 from portakernel.tuning.choices import Choices
+from portakernel.tuning.key import Kind
+from portakernel.tuning.silences import Silence
 
 
 class OpCaller:
@@ -70,6 +75,8 @@ class OpCaller:
         self.transformed: Callable[..., Tensor] | None = None
         # How a call is made on DTensors, where one of the tensors is; the bridge sets it too.
         self.distributed: Callable[[Sequence[Any]], Callable[..., Any] | None] | None = None
+        # The function that `portakernel.ops` offers, which a call with arrays goes through once more, with tensors.
+        self.offered: Callable[..., Any]
         self._fallbacks = Fallbacks(dispatcher)
         self._warned_of_layout = False
         kernels = dispatcher.kernels_here(contract.op)
@@ -187,12 +194,15 @@ class OpCaller:
         Raises:
             NoKernelError: no kernel can serve.
         """
+        began = time.monotonic()
         with unsplit(f"deciding {request.op}"), outside_modes():
             if request.traced and not dissolved:
                 decision = self.dispatcher.decide_traced(request, policy)
             else:
                 decision = self.dispatcher.decide(request, policy, cannot)
             self.dispatcher.announce(decision)
+            self.dispatcher.tallies.add(decision, time.monotonic() - began)
+            silent = self._unmeasured(decision)
         if decision.chosen is None:
             raise decision.error()
         self._warn_of_layout(request)
@@ -203,7 +213,24 @@ class OpCaller:
         elif explains(self.contract, request):
             run = explained(self.contract, request, run)
         above = None if policy is self.dispatcher.process_policy else policy
-        return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}), fallback=fallback, policy=above)
+        return Placement(
+            decision, decision.chosen, run,
+            cannot=dict(cannot or {}), fallback=fallback, policy=above, unmeasured=silent,
+        )  # fmt: skip
+
+    def demote(self, placement: Placement, detail: str) -> None:
+        """Has a placement's kernel serve no call of such a kind any more: it gave a wrong result. All choose anew."""
+        self.dispatcher.demote(placement.kernel, placement.decision.request, detail)
+        self.table.clear()
+
+    def kind_of(self, placement: Placement) -> str:
+        """The kind of a placement's calls, whatever their sizes, as text."""
+        request = placement.decision.request.without_symbols()
+        return Kind.of(request, self.dispatcher.registry.for_op(request.op)).text
+
+    def _unmeasured(self, decision: Decision) -> Silence:
+        wishes = decision.wishes
+        return "" if wishes is None else self.dispatcher.routes.unmeasured(decision.request, wishes)
 
     def _warn_of_layout(self, request: Request) -> None:
         if self.contract.op != "attention" or self._warned_of_layout:
@@ -278,6 +305,8 @@ class OpCaller:
         Its tensors are ``plain``, or would be if no gradient of theirs were recorded (``trained``), or neither.
         """
         values = self.arguments.canonical(parameters)
+        if ((not plain and not trained) or out is not None) and some_are_arrays(tensors, out):
+            return self.arrays.serve(tensors, values, out, kernel)
         if plain:
             self.arguments.check(tensors, values)
         else:  # the torch op checks the rest, once autocast, vmap and the like have had their turn
@@ -294,6 +323,31 @@ class OpCaller:
         if trained:
             return self._trained(tensors, values, policy, argument)
         return self.run(PLAIN, tensors, values, policy, (*tensors, *values, None), declined=declined)
+
+    def otherwise(
+        self,
+        tensors: Sequence[Any],
+        parameters: Sequence[Any],
+        out: Any,
+        kernel: object,
+        unknown: Mapping[str, Any],
+        third: object,
+    ) -> Any:
+        """A public call with arguments that the op has not, of which ``copy`` means something to arrays."""
+        return self.arrays.otherwise(tensors, parameters, out, kernel, unknown, third)
+
+    @functools.cached_property  # whoever has tensors alone does not pay for it
+    def arrays(self) -> ArrayCalls:
+        """The op's calls with arrays of other libraries."""
+        return ArrayCalls(self.arguments, self._public)
+
+    def _public(self, *arguments: Any, **named: Any) -> Any:
+        """The public function, which may be made after it is asked for."""
+        return self.offered(*arguments, **named)
+
+    def array_copies(self) -> list[ArrayCopies]:
+        """The copies of arrays that calls of the op have cost so far."""
+        return self.arrays.copies.rows() if "arrays" in self.__dict__ else []
 
     def _trained(self, tensors: Sequence[Any], values: Sequence[Any], policy: Policy, argument: str) -> Any:
         """A call whose gradient is recorded: without torch's dispatcher where it can be."""

@@ -81,7 +81,9 @@ class Fallbacks:
         reasons = self.reasons(decision, policy)
         passed_over = tuple(dict.fromkeys(name for name, _ in reasons))
         for name, rejection in reasons:
-            if self._is_first(name, rejection.code, rejection.parameter):
+            # whoever demoted it has warned
+            demoted = rejection.code is ReasonCode.SHADOW_MISMATCH
+            if not demoted and self._is_first(name, rejection.code, rejection.parameter):
                 text = f"{request.op}: {name} cannot serve ({rejection.code}: {rejection.text}); {chosen.name} does"
                 warnings.warn(text, FallbackWarning, stacklevel=callers_level())
         inline = decision.form == "inline"  # what Inductor makes of the formula is fast

@@ -18,6 +18,7 @@ from portakernel.host.as_written import as_written
 from portakernel.host.locks import make_lock
 from portakernel.registry.kernel import Kernel
 from portakernel.tensors.torch_internals import profiler
+from portakernel.tuning.silences import Silence
 
 MAX_KEYS = 4096
 MAX_FEW = 1024
@@ -30,7 +31,8 @@ class Placement:
     ``cannot`` are kernels that declined all calls of this key, ``refused`` sizes that this placement's own kernel
     declined, ``fallback`` the kernels that were expected to go before it. ``policy`` is the one that chose it, where
     that is not the process's alone. ``record`` makes its node of an eager autograd graph, and thereby the call, once
-    there was one; ``backward`` names the kernel that was found for the node then, where one had to be.
+    there was one; ``backward`` names the kernel that was found for the node then, where one had to be. ``unmeasured``
+    is why no measurement chose it, in a word.
     """
 
     decision: Decision
@@ -43,6 +45,7 @@ class Placement:
     policy: Policy | None = None
     record: Callable[..., Any] | None = None
     backward: str = ""
+    unmeasured: Silence = ""
 
     def count(self) -> int:
         """Calls so far. A counter can only be read by its repr without advancing it; its own increment is atomic."""
@@ -94,6 +97,7 @@ class KeyTable:
     def __init__(self) -> None:
         self.entries: dict[Any, Placement] = {}
         self._past: Counter[Use] = Counter()
+        self._past_unmeasured: Counter[str] = Counter()
         self._lock = make_lock()
 
     def remember(self, key: Any, placement: Placement, replaced: Placement | None = None) -> Placement:
@@ -124,6 +128,8 @@ class KeyTable:
 
     def _retire(self, placement: Placement) -> None:
         self._past[placement.use] += placement.count()
+        if placement.unmeasured:
+            self._past_unmeasured[placement.unmeasured] += placement.count()
 
     def counts(self) -> Counter[Use]:
         """Calls so far, by use; those that were never called are left out."""
@@ -131,4 +137,13 @@ class KeyTable:
             total = Counter(self._past)
             for placement in self.entries.values():
                 total[placement.use] += placement.count()
+        return +total
+
+    def unmeasured(self) -> Counter[str]:
+        """Calls so far that priorities decided for want of a measurement, by the reason; none that were never made."""
+        with self._lock:
+            total = Counter(self._past_unmeasured)
+            for placement in self.entries.values():
+                if placement.unmeasured:
+                    total[placement.unmeasured] += placement.count()
         return +total

@@ -86,6 +86,8 @@ def public_call(op: str) -> Iterator[PublicCall]:
         yield call
     finally:
         _here.calls.pop()
+        if call.is_counted and _here.calls and _here.calls[-1].op == op:  # it was made for that one, of arrays
+            _here.calls[-1].is_counted = True
 
 
 def tell_process(

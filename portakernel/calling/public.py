@@ -31,12 +31,14 @@ def public_function(caller: OpCaller) -> Callable[..., Any]:
         "_slow": caller.slow,
         "_traced": traced(caller),
         "_into": lambda *_: None,
-        "_refuse": caller.arguments.refuse,
+        "_otherwise": caller.otherwise,
         "_train": caller.train or (lambda *_: None),
     }
     if isinstance(parts, Expressions) and has_fast_out(contract):
         names["_into"] = make_into(contract, parts, caller.signatures, names)
-    return make_public(contract, caller.lookup, names)
+    made = make_public(contract, caller.lookup, names)
+    caller.offered = made
+    return made
 
 
 def traced(caller: OpCaller) -> Callable[..., Any]:

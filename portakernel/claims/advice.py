@@ -294,6 +294,15 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "hip.rms_norm",
         "clang crashed on norms.hip for amd:gfx942 (SIGSEGV); use another version of it",
     ),
+    ReasonCode.SHADOW_MISMATCH: Reason(
+        "A result of the kernel was held against the reference while it served, and was wrong.",
+        "A policy file, or `portakernel.shadow.configure`, asks for shadow verification with `on_mismatch: demote`"
+        " (docs/shadow.md): the kernel serves no call of that kind any more, in this process, and in others where"
+        " `PORTAKERNEL_TUNING_DIR` names a store.",
+        "report it with what docs/shadow.md has written to a folder; to have it serve again start the process anew",
+        "triton.rms_norm",
+        "shadow verification found y[3, 17] 1.9 units off, with 0.51 allowed",
+    ),
     ReasonCode.ATTACHED_TARGET: Reason(
         "The kernel runs on a second device that shares the tensor's memory, and is asked only where it is named.",
         "A backend with `attach: true` adds targets to a torch device, as OpenCL devices to the CPU. Nobody's calls go"

@@ -48,6 +48,7 @@ class ReasonCode(StrEnum):
     WORKSPACE = "workspace"
     SHARED_MEMORY = "shared_memory"
     CANNOT_RUN = "cannot_run"
+    SHADOW_MISMATCH = "shadow_mismatch"
     ATTACHED_TARGET = "attached_target"
     THIRD_PARTY = "third_party"
     LOWER_PRIORITY = "lower_priority"

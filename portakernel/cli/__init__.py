@@ -54,6 +54,7 @@ COMMANDS: Mapping[str, str] = {
     "regret": "portakernel_kit.cli.regret",
     "plan": "portakernel.cli.plan.command",
     "cache": "portakernel.cli.cache",
+    "report": "portakernel.cli.report.command",
     "demo": "portakernel_kit.demo.command",
 }
 

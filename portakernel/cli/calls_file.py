@@ -82,5 +82,15 @@ def load_calls(path: Path) -> list[Call]:
     Raises:
         ManifestError: it cannot be accepted; holds every problem, with its line.
     """
-    entries = load_manifest(CallsFile, path, strict=True).manifest.calls
-    return [Call(**{name: getattr(entry, name) for name in CallEntry.model_fields}) for entry in entries]
+    return load_recording(path)[0]
+
+
+def load_recording(path: Path) -> tuple[list[Call], tuple[str, ...]]:
+    """The calls that the file lists, and the ops that graphs were made of.
+
+    Raises:
+        ManifestError: it cannot be accepted; holds every problem, with its line.
+    """
+    read = load_manifest(CallsFile, path, strict=True).manifest
+    calls = [Call(**{name: getattr(entry, name) for name in CallEntry.model_fields}) for entry in read.calls]
+    return calls, tuple(read.traced)

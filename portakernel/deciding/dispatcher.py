@@ -9,11 +9,12 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from portakernel.claims.capability import Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.config import Config
 from portakernel.deciding.builds import Builds
 from portakernel.deciding.decision import Decision
+from portakernel.deciding.demotions import Demotions
 from portakernel.deciding.gates import Knowledge, assess
 from portakernel.deciding.hardware_shortfalls import shortfalls
 from portakernel.deciding.kernel_argument import BLOCK_MARK
@@ -23,6 +24,7 @@ from portakernel.deciding.ranking import Candidate, order, why, why_not
 from portakernel.deciding.readiness import Readiness
 from portakernel.deciding.routes import Routes
 from portakernel.deciding.sources import followed_plan, measurements
+from portakernel.deciding.tallies import Tallies
 from portakernel.deciding.trace_token import make_token
 from portakernel.deciding.unmet import skipped_preferences
 from portakernel.host.locks import make_lock
@@ -51,6 +53,8 @@ class Dispatcher:
         self.routes = Routes(
             registry, followed_plan(config.plan, registry, named_by="PORTAKERNEL_PLAN"), measurements(config, registry)
         )
+        self.tallies = Tallies()
+        self.demotions = Demotions(registry)
         self.checks_values = config.checks
         self.trace_token = ""
         self._token = ""
@@ -94,7 +98,7 @@ class Dispatcher:
         paired = {kernel.op for kernel in self.registry.kernels.values() if kernel.is_paired}
         wishes = (
             self.process_policy.layers, sorted(process.disabled), allowed, self.checks_values,
-            self.routes.traced(paired),
+            self.routes.traced(paired), *self.demotions.spelled(),
         )  # fmt: skip
         self._token = make_token(self.registry, wishes)
         self._show_token()
@@ -195,6 +199,7 @@ class Dispatcher:
     def _decided(self, request: Request, wishes: Wishes, cannot: Mapping[str, Rejection]) -> Decision:
         kernels = self.registry.for_op(request.op)
         now = self._knowledge()
+        cannot = {**self.routes.wrong(request), **self.demotions.of(request), **cannot}
         closed = request.without_symbols()
         candidates = [assess(now, kernel, closed, wishes, cannot) for kernel in kernels]
         eligible = sorted((c for c in candidates if not c.rejections), key=lambda c: order(c, wishes))
@@ -252,6 +257,14 @@ class Dispatcher:
         if not (policy.layers and policy.layers[0].traced):
             return request, wishes, wishes
         return request, wishes, intern_policy(policy.layers[1:]).wishes(request.op, request.target, self.registry)
+
+    def demote(self, kernel: Kernel, request: Request, detail: str) -> None:
+        """Has a kernel chosen for no call of the request's kind any more, because it gave a wrong result."""
+        text = f"shadow verification found {detail}"
+        self.demotions.add(kernel.name, request, Rejection(ReasonCode.SHADOW_MISMATCH, text))
+        with self._renewing:
+            if self.trace_token:
+                self.refresh_trace_token()
 
     def announce(self, decision: Decision) -> None:
         """Tells plugins of a decision that a call will be served by."""

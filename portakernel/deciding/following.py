@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from portakernel.plan.plan import Entry, Place
 from portakernel.registry.registry import Registry
 from portakernel.tensors.units import units_of
 from portakernel.tuning.choices import Choice, Choices
-from portakernel.tuning.key import Kind
+from portakernel.tuning.key import Kind, canonical
+from portakernel.tuning.silences import Silence
 from portakernel.tuning.sources import source_digest
 from portakernel.words.target import Device
 
@@ -86,6 +88,8 @@ class _Agreed:
                 of_kind = [_choice(op, entry) for entry in entries if entry["strict"] is strict]
                 if of_kind:
                     self._entries.setdefault(place, {})[op] = of_kind
+        whole = canonical({"locked": self.locked, "decisions": decisions})
+        self.digest = f"sha256:{hashlib.sha256(whole.encode()).hexdigest()}"
 
     def places(self) -> Sequence[Place]:
         """The kinds of devices that the first rank knows choices for."""
@@ -99,6 +103,18 @@ class _Agreed:
         """Nothing beside the choices was agreed on."""
         del kind, dims, place, driver
         return ()
+
+    def wrong(self, op: str, place: tuple[str, int]) -> Mapping[str, Mapping[str, str]]:
+        """None: ranks agree on who serves."""
+        del op, place
+        return {}
+
+    def silence(self, kind: Kind, dims: Mapping[str, int], place: tuple[str, int]) -> Silence:
+        """Whether the choices cover other sizes of such a call, or none of its kind."""
+        choices = self.choices(kind.op, place)
+        if choices.find(kind, dims) is not None:
+            return ""
+        return "gap" if any(choice.kind.text == kind.text for choice in choices.all) else "no_record"
 
 
 def _data(choice: Choice, *, strict: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from portakernel.registry.registry import Registry
 from portakernel.tuning.choices import Choices
 from portakernel.tuning.key import Kind, Regime
 from portakernel.tuning.measured import Measured, places
+from portakernel.tuning.silences import Silence
 
 
 class Measurements:
@@ -32,6 +33,14 @@ class Measurements:
     def notes(self, kind: Kind, dims: Mapping[str, int], place: Place, driver: str) -> tuple[str, ...]:
         """What there is to say of a call on a device of this kind beside its choice."""
         return self._of(kind.op, place).notes(kind, dims, driver=driver, torch=version("torch") or "")
+
+    def silence(self, kind: Kind, dims: Mapping[str, int], place: Place) -> Silence:
+        """Why nothing is decided of a call on a device of this kind, in a word; empty where something is."""
+        return self._of(kind.op, place).silence(kind, dims)
+
+    def wrong(self, op: str, place: Place) -> Mapping[str, Mapping[str, str]]:
+        """By kind of call the kernels that were wrong while they served on a device of this kind."""
+        return self._of(op, place).wrong
 
     def _of(self, op: str, place: Place) -> Measured:
         if (known := self._known.get((op, place))) is None:

@@ -28,6 +28,8 @@ from portakernel.words.target import Target
 
 ReferenceMode = Literal["allow", "warn", "forbid"]
 Names = str | tuple[str, ...] | list[str]
+# What names kernels where no policy does.
+Followed = Literal["", "plan", "measured"]
 Naming = Literal["use", "prefer", "deny"]
 NAMING: tuple[Naming, ...] = get_args(Naming)
 # Plugins that may serve, and where they are listed.
@@ -128,9 +130,10 @@ class Wishes:
     """A policy's wishes for one op on one target: kernels and properties by name, each with the source that named it.
 
     Every chosen kernel must declare the properties in ``require``, and be of a plugin on each list of ``allow``.
-    ``words`` has, best first, the name by which each kernel is used or preferred: its own, or its plugin's. ``reasons``
-    say what speaks for kernels that a measurement prefers; ``locked`` names a plan that has to cover every call, and
-    does not cover this one: ``uncovered`` says what it has instead.
+    ``words`` has, best first, the name by which each kernel is used or preferred: its own, or its plugin's. Who names
+    them is ``followed``, where that is no policy. ``reasons`` say what speaks for kernels that a measurement prefers;
+    ``locked`` names a plan that has to cover every call, and does not cover this one: ``uncovered`` says what it has
+    instead.
     """
 
     use: Mapping[str, str]
@@ -144,6 +147,7 @@ class Wishes:
     compiled_source: str = ""
     allow: tuple[AllowList, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+    followed: Followed = ""
     locked: str = ""
     uncovered: str = ""
 

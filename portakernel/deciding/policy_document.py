@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from portakernel.claims.capability import Property
 from portakernel.deciding.policies import ReferenceMode
+from portakernel.deciding.shadow_wishes import ON_MISMATCH, OnMismatch, bytes_of, seconds_of, share_of
 from portakernel.errors import nearest
 from portakernel.manifest.loading import shown
 from portakernel.words.graph_forms import GRAPH_FORMS, GraphForm
@@ -99,6 +100,50 @@ class TargetSection(Section):
     ops: dict[str, Section] = Field(default_factory=dict, description="wishes by op")
 
 
+def _folder(value: Any) -> Any:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{_at_fault(value)}; write the path of a folder")
+    return value
+
+
+class ShadowSection(BaseModel):
+    """Shadow verification: some calls' results are held against the reference while the process serves."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+    every: Annotated[
+        float, BeforeValidator(seconds_of), WithJsonSchema({"type": "string", "pattern": r"^[0-9.]+ ?(ms|s|min|h)$"})
+    ] = Field(
+        default=30.0,
+        description="at most one call in that time is looked at: 30s, 500ms, 2min, 1h",
+        json_schema_extra={"default": "30s"},
+    )
+    bytes: Annotated[
+        int, BeforeValidator(bytes_of), WithJsonSchema({"type": "string", "pattern": r"^[0-9.]+ ?(B|KiB|MiB|GiB)$"})
+    ] = Field(
+        default=256 << 20,
+        description="calls with more bytes in arguments and results are passed over: 256 MiB",
+        json_schema_extra={"default": "256 MiB"},
+    )
+    share: Annotated[
+        float,
+        BeforeValidator(share_of),
+        WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
+    ] = Field(default=0.001, description="the share of the time that copies and checks may take")
+    on_mismatch: Annotated[OnMismatch, _one_of(ON_MISMATCH), WithJsonSchema({"enum": list(ON_MISMATCH)})] = Field(
+        default="report", description="after a wrong result: warn and count, or also let the next kernel serve"
+    )
+    folder: Annotated[str, BeforeValidator(_folder)] = Field(
+        default="", description="where tensors of wrong calls are written; nowhere without it"
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ShadowSection:
+        if not self.model_fields_set:
+            raise ValueError(f"is empty; give {', '.join(type(self).model_fields)}")
+        return self
+
+
 class PolicyDocument(TargetSection):
     """``policy.yaml``."""
 
@@ -112,4 +157,7 @@ class PolicyDocument(TargetSection):
     targets: dict[str, TargetSection] = Field(
         default_factory=dict,
         description="wishes by vendor (amd) or vendor and archs (nvidia:sm_90+); the first that fits goes before",
+    )
+    shadow: ShadowSection | None = Field(
+        default=None, description="some calls' results are held against the reference while the process serves"
     )

@@ -6,6 +6,7 @@ their names are looked up after that, because they are the registry's.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from portakernel.deciding.kernel_argument import check_ships
 from portakernel.deciding.policies import NAMING, Layer, Place, Scope
 from portakernel.deciding.policy_document import PolicyDocument, Section, TargetSection
 from portakernel.deciding.policy_targets import read_target
+from portakernel.deciding.shadow_wishes import KIT, NEEDS_KIT, ShadowWishes
 from portakernel.deciding.unmet import known_plugins
 from portakernel.errors import ArgumentValueError, ManifestError, PolicyFileError, UnknownNameError
 from portakernel.manifest.loading import Loaded, load_manifest, load_what_is_known
@@ -30,12 +32,14 @@ class PolicyFile:
     """A policy file as read: where it is, who named it, and its wishes, strongest first.
 
     ``doubts``: what it says of ops or hardware that nothing here knows; it may be written for a newer portakernel.
+    ``shadow`` is what it says of shadow verification, if anything.
     """
 
     path: Path
     named_by: str
     layers: tuple[Layer, ...]
     doubts: tuple[str, ...] = ()
+    shadow: ShadowWishes | None = None
 
     def sentences(self) -> tuple[str, ...]:
         """Every wish with its place, strongest first: ``rms_norm on amd: use triton (policy.yaml:7)``."""
@@ -92,13 +96,15 @@ def resolve_drafts(
     files, problems, wrong = list[PolicyFile](), list[str](), list[str]()
     for draft in drafts:
         layers, doubts, of_names = tuple[Layer, ...](), tuple[str, ...](), list[str]()
+        shadow: ShadowWishes | None = None
         if draft.loaded is not None:
             reader = _LayerReader(draft.loaded, draft.label, registry, strict=strict)
-            layers, of_names, doubts = tuple(reader.layers()), reader.problems(), reader.doubts()
+            layers, shadow = tuple(reader.layers()), reader.shadow()
+            of_names, doubts = reader.problems(), reader.doubts()
         if draft.problems or of_names:
             problems += [*draft.problems, *of_names]
             wrong.append(draft.path)
-        files.append(PolicyFile(Path(draft.path).expanduser().absolute(), named_by, layers, doubts))
+        files.append(PolicyFile(Path(draft.path).expanduser().absolute(), named_by, layers, doubts, shadow))
     if problems:
         raise PolicyFileError(os.pathsep.join(wrong), problems, named_by=named_by)
     return tuple(files)
@@ -174,6 +180,16 @@ class _LayerReader:
             path = ("targets", text)
             yield from self._section(path, section, self._scope(path, text))
         yield from self._section((), document, Scope())
+
+    def shadow(self) -> ShadowWishes | None:
+        """What the file says of shadow verification; a relative folder is beside the file."""
+        section, path = self._loaded.manifest.shadow, ("shadow",)
+        if section is None:
+            return None
+        if importlib.util.find_spec(KIT) is None:
+            self._problem(path, NEEDS_KIT)
+        folder = section.folder and os.path.join(os.path.dirname(self._loaded.document.path), section.folder)
+        return ShadowWishes(section.every, section.bytes, section.share, section.on_mismatch, folder, self._where(path))
 
     def _section(self, path: KeyPath, section: TargetSection, scope: Scope) -> Iterator[Layer]:
         for op, wishes in section.ops.items():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.config import Config
 from portakernel.deciding.policies import NAMING, AllowList, Layer, environment_layer
+from portakernel.deciding.shadow_wishes import ShadowWishes
 from portakernel.deciding.sources import unread_store
 from portakernel.deciding.unmet import unlisted_names
 from portakernel.errors import ConfigWarning
@@ -53,6 +54,11 @@ class ProcessWishes:
         above = () if self.above is None else (self.above,)
         below = [layer for file in reversed(self.files) for layer in file.layers]
         return (*above, self.environment, *below)
+
+    @property
+    def shadow(self) -> ShadowWishes | None:
+        """What the last file that speaks of shadow verification says of it."""
+        return next((file.shadow for file in reversed(self.files) if file.shadow is not None), None)
 
     def accepted(self, layer: Layer) -> Layer:
         """``layer`` itself, the names known that have to be: those under ``use``, or all where names are strict.

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.deciding.policies import Wishes
 from portakernel.errors import PortakernelError
@@ -19,6 +20,8 @@ from portakernel.registry.registry import Registry
 from portakernel.tuning.choices import Choice, Choices
 from portakernel.tuning.key import Kind
 from portakernel.tuning.nearest import Known, nearest
+from portakernel.tuning.served import any_phase
+from portakernel.tuning.silences import Silence
 
 # A kind of device: its target, as text, and its units.
 Place = tuple[str, int]
@@ -49,12 +52,25 @@ class PlannedSource(Source, Protocol):
         """Whether a call that it does not cover is an error."""
         ...
 
+    @property
+    def digest(self) -> str:
+        """What two that decide the same have in common."""
+        ...
+
 
 class MeasuredSource(Source, Protocol):
     """What was measured."""
 
     def notes(self, kind: Kind, dims: Mapping[str, int], place: Place, driver: str) -> tuple[str, ...]:
         """What there is to say of a call beside its choice: why there is none, whether it is stale."""
+        ...
+
+    def wrong(self, op: str, place: Place) -> Mapping[str, Mapping[str, str]]:
+        """By kind of call (``any_phase``) the kernels that were wrong while they served, each with what was found."""
+        ...
+
+    def silence(self, kind: Kind, dims: Mapping[str, int], place: Place) -> Silence:
+        """Why measurements decide nothing of a call, in a word; empty where they do."""
         ...
 
 
@@ -121,7 +137,7 @@ class Routes:
             reasons = {choice.kernel: f"{choice.where} prefers it: {choice.why}"}
             if choice.ready:
                 reasons[choice.ready] = f"{choice.where} prefers it until {choice.kernel} is built"
-            return replace(wishes, prefer=where, words=words, reasons=reasons)
+            return replace(wishes, prefer=where, words=words, reasons=reasons, followed="measured")
         return wishes
 
     def planned(self, request: Request, wishes: Wishes, among: Collection[str] | None = None) -> Wishes:
@@ -139,7 +155,8 @@ class Routes:
             if request.below_autograd and self._registry.kernels[choice.kernel].saves == "autograd":
                 return wishes
             form: Mapping[str, Any] = {"compiled": "call", "compiled_source": choice.where} if request.compiled else {}
-            return replace(wishes, use={choice.kernel: choice.where}, words={choice.kernel: choice.kernel}, **form)
+            use, words = {choice.kernel: choice.where}, {choice.kernel: choice.kernel}
+            return replace(wishes, use=use, words=words, followed="plan", **form)
         if not plan.locked or among is not None:
             return wishes
         return replace(wishes, locked=plan.name, uncovered=self._uncovered(plan, request))
@@ -183,6 +200,42 @@ class Routes:
         ):
             return (f"with {units} units {choice.where} prefers {choice.kernel}: {choice.why}",)
         return measured.notes(kind, dims, place, request.device.driver or "" if request.device is not None else "")
+
+    def unmeasured(self, request: Request, wishes: Wishes) -> Silence:
+        """Why measurements did not choose for a request that priorities decided; empty where they were not to.
+
+        ``wishes`` are those that it was decided by: what a policy or a plan names is nothing that was to be measured.
+        """
+        if wishes.use or wishes.prefer or wishes.locked or request.compiled or self._is_settled(request):
+            return ""
+        measured = self.measured
+        if measured is None or all(target != str(request.target) for target, _ in measured.places()):
+            return "no_record"
+        if (units := self._units(request)) is None:
+            return "no_record"
+        kind = Kind.of(request.without_symbols(), self._registry.for_op(request.op))
+        return measured.silence(kind, _sizes(request.dims), (str(request.target), units))
+
+    def wrong(self, request: Request) -> Mapping[str, Rejection]:
+        """The kernels that a process found wrong while they served such calls on such a device, each with the reason.
+
+        As measurements do, they speak of calls that a kernel is chosen for, and not of what a graph dissolves.
+        """
+        measured = self.measured
+        if measured is None or request.compiled or request.traced or request.device is None:
+            return {}
+        if request.phase is Phase.BACKWARD:  # which reads what forward saved
+            return {}
+        places = [place for place in measured.places() if place[0] == str(request.target)]
+        by_kind = [kinds for place in self._here(places, request) if (kinds := measured.wrong(request.op, place))]
+        if not by_kind:
+            return {}
+        kind = any_phase(Kind.of(request.without_symbols(), self._registry.for_op(request.op)))
+        return {
+            name: Rejection(ReasonCode.SHADOW_MISMATCH, f"shadow verification in another process found {detail}")
+            for kinds in by_kind
+            for name, detail in kinds.get(kind, {}).items()
+        }
 
     def choices(self, source: Source, op: str, place: Place) -> Choices:
         """A source's choices, read once."""

@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 import warnings
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -124,9 +124,14 @@ class Client:
         absent = tuple(row for row in self.absent() if not self.ledger.has_met(row.layer))
         return self.ledger.rows() + self.bypassed() + absent
 
-    def stepped(self) -> None:
-        """A whole step of the client is done: an enabled layer without a call is bypassed, and warned of."""
+    def stepped(self, excused: Collection[str] = ()) -> None:
+        """A whole step of the client is done: an enabled layer without a call is bypassed, and warned of.
+
+        ``excused`` layers are not: they are known to be served where no call is counted.
+        """
         for row in self.bypassed():
+            if row.layer in excused:
+                continue
             self.warn(row.layer, f"{self.name}'s {row.layer} is enabled and bypassed: {row.refused}")
 
 

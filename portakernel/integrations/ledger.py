@@ -18,7 +18,7 @@ class Row:
     ``refused`` is why the client's own code served them, empty where the op did. ``bypassed``: the layer is enabled,
     and no call reached it; ``refused`` names the setting to change. ``traces`` counts how often torch.compile met a
     call while tracing, again where it traces anew; how often graphs ran is not counted. ``layer`` is the client's name
-    of it, empty where each op serves one thing.
+    of it, empty where each op serves one thing. ``note`` says what else there is to know, such as what it costs.
     """
 
     op: str
@@ -27,6 +27,7 @@ class Row:
     traces: int
     layer: str = ""
     bypassed: bool = False
+    note: str = ""
 
     @property
     def outcome(self) -> Outcome:
@@ -41,7 +42,8 @@ class Row:
     def __str__(self) -> str:
         name = f"{self.layer} ({self.op})" if self.layer else self.op
         reason = f": {self.refused}" if self.refused else ""
-        return f"{name:<38}{self.calls:>8} calls {self.traces:>5} traces  {self.outcome}{reason}"
+        note = f" ({self.note})" if self.note else ""
+        return f"{name:<38}{self.calls:>8} calls {self.traces:>5} traces  {self.outcome}{reason}{note}"
 
 
 class Ledger:

@@ -48,6 +48,11 @@ class ServedLayer(abc.ABC):
         self.op = op
         client(client_name).adopt(layer, self)
 
+    def op_of(self, *arguments: Any) -> str:
+        """The op that a call is, where one layer is several; of a trace, of the arguments' kinds."""
+        del arguments
+        return self.op
+
     @abc.abstractmethod
     def refusal(self, module: Any, *arguments: Any) -> str:
         """Why the op cannot serve this call, by what contracts say; empty where it can."""
@@ -63,6 +68,10 @@ class ServedLayer(abc.ABC):
     @abc.abstractmethod
     def exact(self, module: Any, *arguments: Any) -> Any:
         """The client's formula in float64, for floating-point arguments that are float64 already."""
+
+    def shortfall(self, ours: Any, own: Any, exact: Any, op: str) -> str:
+        """Why the op's result is worse than the client's own; empty where it is as good."""
+        return shortfall(ours, own, exact, contract_of(op).tolerance)
 
     def kind(self, *arguments: Any) -> Kind:
         """What calls that are tried as one share; plain texts and numbers."""
@@ -82,13 +91,13 @@ class ServedLayer(abc.ABC):
         refused = self.refusal(module, *arguments)
         if torch.compiler.is_compiling():
             if refused:
-                record(self.client, self.op, refused, self.layer)
+                record(self.client, self.op_of(*arguments), refused, self.layer)
                 return self.own(module, *arguments)
             served = _serves_in_trace(self.client, self.layer, number_of(module), *self.kind(*arguments))
             return self.ours(module, *arguments) if served else self.own(module, *arguments)
         if not refused:
             refused = self.verdict(number_of(module), self.kind(*arguments), lambda: self.part(*arguments))
-        record(self.client, self.op, refused, self.layer)
+        record(self.client, self.op_of(*arguments), refused, self.layer)
         return self.own(module, *arguments) if refused else self.ours(module, *arguments)
 
     def verdict(self, number: int, kind: Kind, part: Callable[[], tuple[Any, ...]] | None = None) -> str:
@@ -118,7 +127,7 @@ class ServedLayer(abc.ABC):
                 ours = self.ours(module, *copied(arguments))
             except (PortakernelError, RuntimeError) as error:
                 return f"the op failed: {exception_text(error)}"
-            return shortfall(ours, own, exact, contract_of(self.op).tolerance)
+            return self.shortfall(ours, own, exact, self.op_of(*arguments))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]  # torch.compiler is untyped
@@ -127,5 +136,5 @@ def _serves_in_trace(name: str, layer: str, number: int, *kind: Any) -> bool:
     mine = client(name)
     served: ServedLayer = mine.adapter(layer)
     verdict = served.verdict(number, kind)
-    mine.ledger.count(served.op, verdict, traced=True, layer=layer)
+    mine.ledger.count(served.op_of(*kind), verdict, traced=True, layer=layer)
     return not verdict

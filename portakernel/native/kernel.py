@@ -68,7 +68,8 @@ class Kernel:
                 raise CannotRun(self._declined[index])
             compilations().announce(f"{self.name} of {self.unit.source.file} for {target}")
             try:
-                code = self.unit.kept(target) if self.compiles == "ahead" else self.unit.build(target)
+                with compilations().timed("native", self.name):
+                    code = self.unit.kept(target) if self.compiles == "ahead" else self.unit.build(target)
                 if code is None:
                     raise CannotRun(needs_build(self.unit, target))
                 function = load(code, index).function(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from portakernel.errors import CaptureError
 from portakernel.host.locks import make_lock
@@ -14,6 +17,7 @@ class Compilations:
 
     def __init__(self) -> None:
         self._names: list[str] = []
+        self._timed: dict[tuple[str, str], tuple[int, float]] = {}
         self._lock = make_lock()
 
     def __len__(self) -> int:
@@ -36,6 +40,23 @@ class Compilations:
             raise CaptureError(f"{name} would have to be compiled for these arguments")
         with self._lock:
             self._names.append(name)
+
+    @contextmanager
+    def timed(self, compiler: str, function: str) -> Iterator[None]:
+        """Inside, ``compiler`` compiles, or loads from its cache, a kernel's ``function`` for a call."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - began
+            with self._lock:
+                count, total = self._timed.get((compiler, function), (0, 0.0))
+                self._timed[compiler, function] = count + 1, total + seconds
+
+    def times(self) -> dict[tuple[str, str], tuple[int, float]]:
+        """How often functions were compiled, and for how many seconds in all, by compiler and function."""
+        with self._lock:
+            return dict(self._timed)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from portakernel.calling.arguments import Tensors
 from portakernel.calling.caller import OpCaller
@@ -17,7 +18,7 @@ from portakernel.calling.fast.key_layout import CallKind
 from portakernel.calling.observers import tell_blocks, tell_process, tell_traced
 from portakernel.claims.request import Phase
 from portakernel.contract import Contract
-from portakernel.deciding.kernel_argument import GRAPH_MARK, SETTLED_MARK, unmarked
+from portakernel.deciding.kernel_argument import GRAPH_MARK, SETTLED_MARK, TOKEN_MARK, unmarked
 from portakernel.deciding.policies import Policy
 from portakernel.errors import DerivativeError, PortakernelError
 from portakernel.host.as_written import as_written
@@ -59,6 +60,7 @@ class Derivatives:
         """Enters the rules for the op and its parts."""
         op, name = self.contract.op, f"{self.caller.namespace}::{self.contract.op}"
         library.impl(op, self.above_autograd, "Autograd")
+        torch.library.register_torch_dispatch(name, FunctionalTensorMode, self._functional, lib=library)
         rules: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
             "identity": (self.identity_gradient, keep_nothing),
             "kernel": (self.kernel_gradient, self._keep),
@@ -117,6 +119,22 @@ class Derivatives:
                 return self._outputs(self._trained(*tensors, *values, kernel, backward))
             with below_autograd():
                 return self._inferred(tensors, values, kernel)
+
+    def _functional(
+        self, mode: Any, func: Any, types: Any, arguments: tuple[Any, ...], given: dict[str, Any] | None = None
+    ) -> Any:
+        """The op where AOTAutograd traces it: in inference mode, in which nobody was before autograd, chosen here.
+
+        torch.compile leaves that mode before it compiles, the ``aot_compile`` of its functions does not (torch 2.13).
+        """
+        tensors, values, (kernel,) = self.signature.public(arguments)
+        if torch.is_inference_mode_enabled() and kernel[:1] in ("", TOKEN_MARK):
+            tell_traced(self.contract.op)
+            values = self._without_permissions(values)
+            kernel = self.choice.name(Phase.INFERENCE, tensors, values, kernel, traced=True)
+            with self.choice.naming(kernel), mode:
+                return self._inferred(tensors, values, kernel)
+        return mode.__torch_dispatch__(func, types, arguments, given)
 
     def _trained(self, *arguments: Any) -> Any:
         """The form that returns saved tensors too, with its gradient recorded."""

@@ -138,7 +138,8 @@ def _announce_compilations(kernel: Any) -> None:
         if (rejection := FOLDER.settle()) is not None:
             raise CannotRun(rejection)
         compilations().announce(f"Triton kernel {kernel.__module__}.{kernel.__name__}")
-        return compile_for(*args, **options)
+        with compilations().timed("triton", kernel.__name__):
+            return compile_for(*args, **options)
 
     kernel._do_compile = announced
 

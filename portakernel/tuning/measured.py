@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from portakernel.claims.request import PLAIN_FACTS, Phase, Request, asked_features
 from portakernel.contract import Contract
-from portakernel.contract.sizes import parse_size
+from portakernel.contract.sizes import names_in, parse_size
 from portakernel.contracts import contracts
 from portakernel.host.distributions import installed_version
 from portakernel.registry.kernel import Kernel
@@ -20,6 +21,8 @@ from portakernel.tuning.nearest import Known, nearest
 from portakernel.tuning.pieces import Piece, Point, gaps, pieces
 from portakernel.tuning.ranking import Bounds, Outcome, decide
 from portakernel.tuning.record import Record
+from portakernel.tuning.served import any_phase, wrong_ones
+from portakernel.tuning.silences import Silence, Silences
 from portakernel.tuning.sources import contract_digest, source_digest
 from portakernel.tuning.store import folder_of, folders, read
 from portakernel.words.arch import ArchSpace
@@ -86,14 +89,21 @@ class Measured:
         self._groups: dict[tuple[str, tuple[str, ...]], _Group] = {}
         # How many calls that were measured decide nothing, by reason.
         self.undecided: Counter[str] = Counter()
+        self._silences = Silences()
+        # By kind, whatever the phase and sizes, kernels that were wrong while they served.
+        self.wrong: dict[str, dict[str, str]] = {}
         stores = [read(folder_of(root, target, units), op).records for root in self._roots]
         for text in dict.fromkeys(text for records in stores for text in records):
             there = [records[text] for records in stores if text in records]
             several = [record for record in there if not self._is_other(record)]
+            for record in several:
+                self._add_wrong(record)
             if several:
                 self._add(several)
             else:
                 self.undecided[self._is_other(there[0])] += 1
+                key = there[0].key
+                self._silences.add_kind(key.kind.text, "regime" if key.regime != self._regime else "stale")
         widths = _widths(contracts()[op]) if self._groups else ()
         for group in self._groups.values():
             group.pieces = pieces(group.points, widths)
@@ -114,6 +124,30 @@ class Measured:
         used = [point.dims for piece in covering for point in piece.points]
         records = [record for record in group.records if record.key.dims in used]
         return tuple(_stale(records, driver=driver, torch=torch))
+
+    def silence(self, kind: Kind, dims: Mapping[str, int]) -> Silence:
+        """Why there is no choice for a call, in a word; empty where there is one."""
+        group = self._groups.get((kind.text, tuple(sorted(dims))))
+        if group is None:
+            return "near" if kind.text in self._kinds_elsewhere else self._silences.of_kind(kind.text)
+        covering = [piece for piece in group.pieces if piece.covers(dims)]
+        if any(piece.winner for piece in covering):
+            return ""
+        return self._silences.among(kind.text, [dims, *(p.dims for piece in covering for p in piece.points)])
+
+    def _add_wrong(self, record: Record) -> None:
+        """Takes note of kernels that were wrong while they served, and are what they were then."""
+        for name, source, detail in wrong_ones(record):
+            if name in self._kernels and source_digest(self._kernels[name]) == source:
+                self.wrong.setdefault(any_phase(record.key.kind), {})[name] = detail
+
+    @functools.cached_property
+    def _kinds_elsewhere(self) -> frozenset[str]:
+        """The kinds of calls that were measured on devices of this architecture with other units."""
+        target = str(self._target)
+        near = [place for place in places(self._roots) if place[0] == target and place[1] != self._units]
+        found = (read(folder_of(root, *place), self._op).records for root in self._roots for place in near)
+        return frozenset(record.key.kind.text for records in found for record in records.values())
 
     # --- records ----------------------------------------------------------------------------------------------------
 
@@ -143,6 +177,10 @@ class Measured:
         is_void = all(valid.get(name) != entry.source for name, entry in record.kernels.items())
         if outcome.kernel is None:
             self.undecided[outcome.why] += 1
+            is_stale = any(valid.get(name) != entry.source for name, entry in record.kernels.items())
+            is_stale |= not record.kernels.keys() >= set(self._order(record))
+            silence: Silence = "busy" if record.busy else "stale" if is_stale else "open"
+            self._silences.add(key.kind.text, key.dims, silence)
         if outcome.kernel is not None or not (record.busy or is_void):  # else it is as if nobody had measured there
             ready = self._ready(record, valid, outcome)
             group.points.append(Point(key.dims, outcome.kernel or "", outcome.why, outcome.ratio, ready))
@@ -224,7 +262,7 @@ def _widths(contract: Contract) -> frozenset[str]:
     made = contract.at()
     needed = [tensor.sizes for tensor in made.tensors if not tensor.optional]
     needed += [result.shape for result in made.outputs if isinstance(result.shape, tuple)]
-    last = (parse_size(sizes[-1]) for sizes in needed if len(sizes) > 1)
+    last = (parse_size(sizes[-1]) for sizes in needed if len(sizes) > 1 and names_in(sizes[-1]) is None)
     return frozenset(size.name for size in last if size.name is not None)
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("forked_observers", "small_model")
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 # Objects whose keys are names of arguments, dimensions, vendors, modules or variables.
 OPEN = {"dtypes", "dims", "facts", "features", "formats", "targets", "requires", "set"}
-OPEN |= {"call", "entries", "left_out", "by", "by_kernel", "shapes", "values", "versions", "clocks"}
+OPEN |= {"call", "entries", "left_out", "by", "by_kernel", "shapes", "values", "versions", "clocks", "host"}
 
 
 def _keys(data: Any) -> Iterator[str]:
@@ -58,6 +58,7 @@ def _section(command: str) -> str:
         "plan diff {plan} {none}",
         "plan lock {plan} --calls {calls}",
         "cache list",
+        "report --calls {calls} --plan {plan}",
         "bench rms_norm softmax --device cpu --seconds 0 --quick",
         "bench rms_norm --device cpu --seconds 0 --launch",
         "demo {text} --steps 2",
@@ -71,7 +72,7 @@ def test_every_key_is_documented(run: Callable, tmp_path: Path, line: str) -> No
         file.write_text(run(f"explain --all --target h100 {wish} --json").out, encoding="utf-8")
     plan, none, calls = tmp_path / "plan.yaml", tmp_path / "none.yaml", tmp_path / "calls.yaml"
     calls.write_text("calls: [{op: add, dtype: float32, shape: {x: [4], y: [4]}, device: cpu}]", encoding="utf-8")
-    for file, targets in ((plan, "{'cpu:x86_64/2': {}}"), (none, "{}")) if line.startswith("plan") else ():
+    for file, targets in ((plan, "{'cpu:x86_64/2': {}}"), (none, "{}")) if "{plan}" in line else ():
         file.write_text(f"schema_version: 1\ntargets: {targets}\n", encoding="utf-8")
     places = {"text": text, "folder": tmp_path, "one": one, "two": two, "plan": plan, "none": none, "calls": calls}
     command, *arguments = line.format(**places).split()
@@ -95,6 +96,7 @@ def test_every_key_is_documented(run: Callable, tmp_path: Path, line: str) -> No
         "faults",
         "compile",
         "bench",
+        "report",
         "demo",
     ],
 )

@@ -12,6 +12,8 @@ import pytest
 import portakernel
 from portakernel.contracts import contracts
 
+MODULES = {"errors", "masks", "metrics", "nn", "ops", "paging", "shadow"}
+
 QUESTIONS = """\
 import sys
 import portakernel
@@ -59,11 +61,11 @@ def test_the_public_names_are_there():
 def test_no_module_shares_its_name_with_a_public_function():
     """Importing ``portakernel.policy`` would put the module where the function is looked for."""
     modules = {module.name for module in pkgutil.iter_modules(portakernel.__path__)}
-    assert modules & set(portakernel.__all__) == {"errors", "masks", "ops", "paging"}  # the modules themselves
+    assert modules & set(portakernel.__all__) == MODULES  # the modules themselves
     assert [
         name
         for name in portakernel.__all__
-        if name not in ("errors", "masks", "ops", "paging", "PLUGIN_API") and not callable(getattr(portakernel, name))
+        if name not in {*MODULES, "PLUGIN_API"} and not callable(getattr(portakernel, name))
     ] == []
 
 

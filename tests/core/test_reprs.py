@@ -37,6 +37,7 @@ RETURNED: Mapping[str, Any] = {
         *(portakernel.explain(op, target="nvidia:sm_90") for op in own_contracts()),
         portakernel.explain("attention", target="apple:m4", dtype="float32", phase="training"),
     ],
+    "patch": lambda: portakernel.patch(torch.nn.LayerNorm(4)),
     "plugins": portakernel.plugins,
     "policy": lambda: [portakernel.policy(deny=["torch"], reference="warn"), portakernel.policy(use=["x"] * 99)],
     "stats": served,
@@ -47,8 +48,11 @@ RETURNED: Mapping[str, Any] = {
     "PLUGIN_API": lambda: portakernel.PLUGIN_API,
     "errors": None,  # modules
     "masks": None,
+    "metrics": None,
+    "nn": None,
     "ops": None,
     "paging": None,
+    "shadow": None,
     "set_policy": None,  # these return nothing
     "load_plan": None,
     "load_policy": None,

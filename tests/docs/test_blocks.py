@@ -110,12 +110,24 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "docs/policy.md: import portakernel": (
         "tests/docs/test_policy_page.py::test_the_python_shown_runs", "over the page's own example",
     ),
+    "docs/shadow.md: import portakernel": (
+        "tests/shadow/test_page.py::test_the_python_shown_runs", "and stops what it began",
+    ),
+    "docs/metrics.md: import portakernel": (
+        "tests/metrics/test_page.py::test_the_python_shown_runs", "where both packages are installed",
+    ),
+    "docs/metrics.md: # calls that a worse kernel serves than could, by the kernel that cannot": (
+        "tests/metrics/test_page.py::test_the_queries_ask_for_what_there_is", "nothing here answers PromQL",
+    ),
     "docs/warmup.md: portakernel.warmup(step, x)": (
         "tests/graphs/test_decoder_step.py::test_a_captured_decoder_step_replays_with_the_eager_numbers",
         "captures a CUDA graph: needs a GPU",
     ),
     "docs/warmup.md: 2 kinds of calls are warm after 2 runs in 3.1 s": (
         "tests/graphs/test_warmup.py::test_the_report_reads", "of a GPU: the form is held there",
+    ),
+    "docs/nn.md: 1 of Sequential (layer_norm)                 1 calls     0 traces  served": (
+        "tests/integrations/test_patch.py::test_the_page_shows_what_is_printed", "what the block above it prints",
     ),
     "docs/native.md: from portakernel.authoring.native import Kernel, Options, Source, Unit": (
         "tests/native/test_gpu.py::test_the_numbers_are_right_on_the_default_stream_and_on_another",
@@ -169,6 +181,8 @@ def check_yaml(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -
     file.write_text(block.text, encoding="utf-8")
     if block.page == "docs/policy.md":
         assert load_policy_file(file, dispatcher().registry).layers != ()
+    elif block.page == "docs/shadow.md":
+        assert load_policy_file(file, dispatcher().registry).shadow is not None
     elif block.page == "docs/plans.md":
         assert [op for _, op, _ in read_form(file).entries()] == ["rms_norm", "rms_norm"]
     elif "\n  shows:" in block.text:
@@ -230,7 +244,14 @@ def serving_page() -> Iterator[dict[str, Any]]:
     MASKS.update(known)
 
 
+@contextlib.contextmanager
+def arrays_page() -> Iterator[dict[str, Any]]:
+    pytest.importorskip("jax")
+    yield {}
+
+
 GIVEN = {
+    "docs/arrays.md": arrays_page,
     "docs/warmup.md": warmup_page,
     "docs/transformers.md": transformers_page,
     "docs/serving.md": serving_page,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,17 +14,14 @@ from typing import Any
 from urllib.parse import unquote, urlencode
 
 import pytest
-from portakernel_pages.generate import first_party
+from browsing import DESKTOP, PHONE
+from matrix_page import Choice, claims, expected, shown
 
 from portakernel.claims.advice import REASONS
 from portakernel.contracts import own_contracts
-from portakernel.matrix.proofs import recorded
-from portakernel.matrix.table import support_matrix
 
 WEBSITE = Path(__file__).parents[2] / "website"
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 PAGES = ("index", "ops/index", "ops/scaled_mm", "reasons/index", "reasons/limit", "cli", "matrix-text", "matrix")
-PHONE, DESKTOP = {"width": 360, "height": 800}, {"width": 1280, "height": 900}
 
 
 @pytest.fixture(scope="module")
@@ -48,32 +42,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = subprocess.run(command, cwd=WEBSITE, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     return folder
-
-
-# Of the module: while it lives, no other test of the process could run an event loop of its own.
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="lacks playwright: pip install 'portakernel[test]'")
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip(f"lacks a browser: {', '.join(BROWSERS)}; none is installed")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(chromium: Any) -> Iterator[Any]:
-    """A page without a network, which asks for nothing but files and logs nothing."""
-    context = chromium.new_context(viewport=DESKTOP, offline=True)
-    opened, complaints = context.new_page(), []
-    opened.on("console", lambda message: complaints.append(message.text))
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or complaints.append(asked.url))
-    yield opened
-    context.close()
-    assert complaints == []
 
 
 # --- pages ----------------------------------------------------------------------------------------------------------
@@ -171,64 +139,10 @@ def test_the_search_finds_without_a_server(site: Path, page: Any) -> None:
 
 # --- the matrix -----------------------------------------------------------------------------------------------------
 
-Choice = dict[str, str]
-Places = set[tuple[str, str, str]]
-
-
-@cache
-def _claims() -> list[dict[str, Any]]:
-    """Each kernel on each arch as `matrix --json` and the record have it, not as the page does."""
-    proofs: dict[tuple[str, str], list[Any]] = {}
-    for proof in recorded():
-        proofs.setdefault((proof.kernel, proof.target), []).append(proof)
-    found = []
-    for support in json.loads(json.dumps([support.to_json() for support in support_matrix(first_party())])):
-        plugins = {kernel["kernel"]: kernel["plugin"] for kernel in support["kernels"]}
-        for place in support["places"]:
-            for kernel in place["kernels"]:
-                dtypes, formats = (
-                    {n for names in kernel[key].values() for n in names} for key in ("dtypes", "formats")
-                )
-                where = {"op": support["op"], "vendor": place["vendor"], "plugin": plugins[kernel["kernel"]]}
-                for arch in place["archs"]:
-                    proven = proofs.get((kernel["kernel"], f"{place['vendor']}:{arch}"), [])
-                    what = {"kernel": kernel["kernel"], "dtypes": dtypes, "formats": formats, "proofs": proven}
-                    found.append({**where, "arch": arch, **what})
-    return found
-
-
-def _expected(choice: Choice) -> Places:
-    def fits(claim: dict[str, Any]) -> bool:
-        exact = all(claim[key] == choice[key] for key in ("op", "vendor", "arch", "plugin") if key in choice)
-        dtype, scale_format = choice.get("dtype"), choice.get("format")
-        claimed = dtype in {None, *claim["dtypes"]} and scale_format in {None, *claim["formats"]}
-        proven = "proof" not in choice or any(
-            proof.kind == choice["proof"] and dtype in {None, *proof.dtypes} and scale_format in {None, *proof.formats}
-            for proof in claim["proofs"]
-        )
-        return exact and claimed and proven
-
-    return {(claim["kernel"], claim["vendor"], claim["arch"]) for claim in _claims() if fits(claim)}
-
-
-def _shown(page: Any, choice: Choice) -> Places:
-    """What the rows in sight say; one may be of several archs, of which only the chosen one counts."""
-    rows = page.evaluate(
-        "[...document.querySelectorAll('tr[data-kernel]')].filter(row => row.checkVisibility())"
-        ".map(row => [row.dataset.kernel, row.dataset.vendor, row.dataset.arch])"
-    )
-    chosen = choice.get("arch")
-    found = set()
-    for kernel, vendor, names in rows:
-        archs = names.split()
-        # a row of other archs alone would be one too many
-        found |= {(kernel, vendor, arch) for arch in ([chosen] if chosen in archs else [*archs])}
-    return found
-
 
 def _fresh_choices() -> list[Choice]:
     """Choices that some claim fits, made of its own properties; one of a dtype that is claimed, and not proven."""
-    proven = [(claim, proof) for claim in _claims() for proof in claim["proofs"]]
+    proven = [(claim, proof) for claim in claims() for proof in claim["proofs"]]
     found = []
     for keys in (1, 3, 7):
         claim, proof = random.choice(proven)
@@ -254,14 +168,14 @@ def test_filters_leave_the_rows_that_fit_and_no_others(matrix: Any) -> None:
         # all that was chosen goes first: an option that the other filters leave nothing for cannot be chosen
         for name, value in [*((name, "") for name in before), *choice.items()]:
             matrix.select_option(f"#{name}", value)
-        assert (choice, _shown(matrix, choice)) == (choice, _expected(choice))
-        assert matrix.locator("#none").is_visible() == (not _expected(choice))
-        kernels = {kernel for kernel, _, _ in _expected(choice)}
+        assert (choice, shown(matrix, choice)) == (choice, expected(choice))
+        assert matrix.locator("#none").is_visible() == (not expected(choice))
+        kernels = {kernel for kernel, _, _ in expected(choice)}
         assert matrix.locator("#count").inner_text().partition("; ")[2].startswith(f"kernels: {len(kernels)};")
         before = choice
     matrix.get_by_role("button", name="Show all").click()
     matrix.wait_for_function("location.hash.length < 2")
-    assert _shown(matrix, {}) == _expected({})
+    assert shown(matrix, {}) == expected({})
 
 
 def test_a_link_restores_the_filter_and_so_does_going_back(site: Path, page: Any) -> None:
@@ -270,35 +184,34 @@ def test_a_link_restores_the_filter_and_so_does_going_back(site: Path, page: Any
         page.goto("about:blank")
         page.goto(f"{(site / 'matrix.html').as_uri()}#{urlencode(choice)}")
         chosen = {name: page.locator(f"#{name}").input_value() for name in choice}
-        assert (chosen, _shown(page, choice)) == (choice, _expected(choice))
+        assert (chosen, shown(page, choice)) == (choice, expected(choice))
     before = page.url
     page.select_option("#op", random.choice([op for op in own_contracts() if op != choices[-1].get("op")]))
     assert page.url != before
     page.go_back()
-    assert (page.url, _shown(page, choices[-1])) == (before, _expected(choices[-1]))
+    assert (page.url, shown(page, choices[-1])) == (before, expected(choices[-1]))
 
 
 def test_a_link_to_what_is_not_there_says_so(site: Path, page: Any) -> None:
     page.goto(f"{(site / 'matrix.html').as_uri()}#vendor=acme&op=add")
     told = page.get_by_role("alert").inner_text()
     assert told == "The address asks for vendor=acme, which this matrix does not have."
-    assert _shown(page, {}) == _expected({"op": "add"})
+    assert shown(page, {}) == expected({"op": "add"})
 
 
 def test_an_arch_of_another_vendor_gives_way(matrix: Any) -> None:
     matrix.select_option("#arch", "sm_90")
     matrix.select_option("#vendor", "amd")
     assert matrix.locator("#arch").input_value() == ""
-    assert _shown(matrix, {}) == _expected({"vendor": "amd"})
+    assert shown(matrix, {}) == expected({"vendor": "amd"})
 
 
 def test_a_keyboard_suffices_and_a_screen_reader_is_told(matrix: Any) -> None:
-    matrix.keyboard.press("Tab")  # the link to the documentation
-    matrix.keyboard.press("Tab")
-    matrix.keyboard.press("Tab")
+    for _ in ("the link to the documentation", "the picture", "the ops", "the vendors"):
+        matrix.keyboard.press("Tab")
     assert matrix.evaluate("document.activeElement.id") == "vendor"
     matrix.keyboard.type("nv")
-    assert _shown(matrix, {}) == _expected({"vendor": "nvidia"})
+    assert shown(matrix, {}) == expected({"vendor": "nvidia"})
     assert matrix.get_by_label("Vendor", exact=True).input_value() == "nvidia"
     assert matrix.get_by_role("status").inner_text() == matrix.locator("#count").inner_text()
 
@@ -312,5 +225,6 @@ def test_a_row_becomes_a_card_on_a_phone_and_stays_a_row_of_a_table(matrix: Any)
         tops = {round(cells.nth(i).bounding_box()["y"]) for i in range(cells.count())}
         assert (len(tops) > 1) == (size is PHONE)
         # beside the kernels' rows those of the headers: the columns', and the op's
-        assert matrix.get_by_role("table").get_by_role("row").count() == kernels + 1 + 1
-        assert matrix.get_by_role("rowheader").inner_text().startswith("scaled_mm")
+        table = matrix.locator("#matrix").get_by_role("table")
+        assert table.get_by_role("row").count() == kernels + 1 + 1
+        assert table.get_by_role("rowheader").inner_text().startswith("scaled_mm")

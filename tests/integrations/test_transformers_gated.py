@@ -23,8 +23,8 @@ def mlp(make_model):
 def written(monkeypatch):
     """How often both products were written into one tensor."""
     calls: list[torch.Tensor] = []
-    real = layers._written_into_one
-    monkeypatch.setattr(layers, "_written_into_one", lambda *given: calls.append(given[-1]) or real(*given))
+    real = layers.written_into_one
+    monkeypatch.setattr(layers, "written_into_one", lambda *given: calls.append(given[-1]) or real(*given))
     return calls
 
 

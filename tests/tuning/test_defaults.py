@@ -7,10 +7,11 @@ from pathlib import Path
 from portakernel.contracts import contract
 from portakernel.runtime import dispatcher
 from portakernel.tuning.key import Key, Kind, Regime
+from portakernel.tuning.measured import Measured
 from portakernel.tuning.place import defaults_root
 from portakernel.tuning.record import Entry, Record, Verdict
 from portakernel.tuning.sources import contract_digest, of_files, source_digest
-from portakernel.tuning.store import Writer, folder_of, survey
+from portakernel.tuning.store import Writer, folder_of, folders, ops_in, read, survey
 from portakernel.tuning.voided import voided
 
 KERNELS = dispatcher().registry.kernels
@@ -30,6 +31,23 @@ def test_nothing_that_the_shipped_records_measured_has_changed_since():
     """Run `portakernel tune` on such a device for what is named here, and put its records in their place."""
     assert list(voided(defaults_root(), KERNELS)) == []
     assert not survey(defaults_root()).passed_over
+
+
+def test_every_shipped_record_is_read_as_a_choice_or_with_why_it_is_none():
+    """Sizes that a parameter's value makes, as those of ``moe_route`` are, have no dimension to hold between."""
+    registry = dispatcher().registry
+    for folder in folders(defaults_root()):
+        for op in ops_in(folder):
+            found = Measured(
+                [defaults_root()],
+                op,
+                "nvidia:sm_90",
+                132,
+                Regime.GRAPH_COLD,
+                registry.for_op(op),
+                registry.spaces,
+            )
+            assert found.decided + found.undecided.total() == len(read(folder, op).records), op
 
 
 def test_what_has_changed_is_named(tmp_path):

@@ -256,3 +256,32 @@ def test_what_decides_nothing_is_counted_by_reason(tmp_path):
     assert told[0][0] == 5
     assert told[0][1].startswith(f"{', '.join(sorted((FIRST, SECOND)))}: a module that it requires has another version")
     assert len(told) == 4
+
+
+def test_why_nothing_decides_is_one_word(tmp_path):
+    entries = {name: entry.model_copy(update={"source": "old"}) for name, entry in record(1).kernels.items()}
+    wrong = {
+        name: entry.model_copy(update={"verdict": Verdict.WRONG, "us": None, "against": {}})
+        for name, entry in record(1).kernels.items()
+    }
+    warm = replace(key(64).kind, phase="training")
+    found = measured(
+        written(
+            tmp_path,
+            record(64), record(256), record(1024, None),
+            record(8192, busy=True),
+            record(32768, kernels=entries),
+            record(131072, kernels=wrong),
+            record(64, key=key(64, kind=warm, regime=Regime.EAGER_COLD)),
+            record(64, key=key(64, kind=replace(warm, phase="backward"), units=114)),
+        )
+    )  # fmt: skip
+    kind, rows = key(64).kind, (64, 100, 1024, 512, 8192, 32768, 131072, 3)
+    assert {size: found.silence(kind, key(size).dims) for size in rows} == {
+        64: "", 100: "", 1024: "", 512: "gap", 8192: "busy", 32768: "stale", 131072: "open", 3: "gap",
+    }  # fmt: skip
+    of_phase = {phase: found.silence(replace(kind, phase=phase), key(64).dims) for phase in ("training", "backward")}
+    assert of_phase == {"training": "regime", "backward": "near"}
+    assert found.silence(replace(kind, phase="forward_ad"), key(64).dims) == "no_record"
+    changed = replace(record(64), contract="another")
+    assert measured(written(tmp_path / "changed", changed)).silence(kind, key(64).dims) == "stale"

@@ -1,7 +1,8 @@
 """Writes the files that are made from code and manifests.
 
-These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts, ``docs/matrix.md``, ``docs/sharding.md``,
-the figures of ``docs/conformance.md`` and the numbers of ops and kernels in ``README.md``.
+These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts, ``docs/matrix.md`` with its picture
+``docs/matrix.svg``, ``docs/sharding.md``, the figures of ``docs/conformance.md`` and
+the numbers of ops and kernels in ``README.md``.
 
 ``python -m portakernel_pages.generate`` writes them; with ``--check`` it names the stale ones and exits 1.
 """
@@ -23,10 +24,12 @@ from portakernel.contract.signature_text import document, outs
 from portakernel.contracts import own_contracts
 from portakernel.deciding.policy_document import PolicyDocument
 from portakernel.manifest.models import BackendManifest, PluginManifest
+from portakernel.matrix import proofs
+from portakernel.matrix.page.levels import levels
 from portakernel.matrix.table import markdown, support_matrix
 from portakernel.registry.plugin_manager import PluginManager, installed_packages
 from portakernel.registry.registry import Registry
-from portakernel_pages import tolerances
+from portakernel_pages import matrix_picture, tolerances
 from portakernel_pages.faults import recorded, with_figures
 from portakernel_pages.sharding_page import sharding_page
 
@@ -48,7 +51,9 @@ def generated() -> dict[Path, str]:
         for name, model in schemas.items()
     }
     files[_CORE / "ops.pyi"] = _stub()
-    files[_DOCS / "matrix.md"] = markdown(support_matrix(first_party()))
+    matrix = support_matrix(first_party())
+    files[_DOCS / "matrix.md"] = matrix_picture.with_picture(markdown(matrix), "matrix.svg")
+    files[_DOCS / "matrix.svg"] = matrix_picture.svg(levels(matrix, proofs.recorded()))
     files[_DOCS / "sharding.md"] = sharding_page()
     files[_DOCS / "tolerances.md"] = tolerances.page(tolerances.recorded())
     figures = _DOCS / "conformance.md"
@@ -85,30 +90,57 @@ def _counted(readme: str, registry: Registry) -> str:
     return readme
 
 
+# What editors and type checkers see: a call with tensors first, as most are, then the same one with arrays.
+_STUB_HEAD = '''"""The public ops. Generated from the contracts by `make generate`."""
+
+from typing import Any, Literal, Protocol, TypeVar, overload
+
+from torch import Tensor, dtype
+
+class Array(Protocol):
+    """An array of NumPy, JAX or CuPy (docs/arrays.md): all of a call are of one of them, and so are its results.
+
+    A type checker gives a result the first argument's type, of which the dtype may be another.
+    """
+
+    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+_Array = TypeVar("_Array", bound=Array)
+'''
+
+
 def _stub() -> str:
-    head = '"""The public ops. Generated from the contracts by `make generate`."""\n\n'
-    head += "from typing import Literal\n\nfrom torch import Tensor, dtype\n"
-    return "\n".join([head, *(_signature(contract) for contract in own_contracts().values())])
+    return "".join([_STUB_HEAD, "\n", *(_signatures(contract) for contract in own_contracts().values())])
 
 
-def _signature(contract: Contract) -> str:
-    typed = {tensor.name: "Tensor | None" if tensor.optional else "Tensor" for tensor in contract.tensors}
+def _signatures(contract: Contract) -> str:
+    docstring = textwrap.indent(f'"""{document(contract)}\n"""', "    ")
+    of_tensors = _signature(contract, "Tensor", "kernel=None")
+    of_arrays = _signature(contract, "_Array" if contract.outputs else "Array", "kernel=None", "copy=None")
+    return f"@overload\n{of_tensors}\n{docstring}\n\n@overload\n{of_arrays} ...\n"
+
+
+def _signature(contract: Contract, kind: str, *more: str) -> str:
+    """The head of a function that takes tensors, or arrays, of a ``kind``; other arrays may be of other dtypes."""
+    first, others = contract.names[0], kind.removeprefix("_")
+    typed = {tensor.name: f"{others} | None" if tensor.optional else others for tensor in contract.tensors}
+    typed[first] = kind
     typed |= {parameter.name: _type(parameter) for parameter in contract.parameters}
     several = len(contract.outputs) > 1
     written = (
-        "tuple[Tensor, ...]"
+        f"tuple[{kind}, ...]"
         if all(output.when is None for output in contract.outputs)
-        else "Tensor | tuple[Tensor, ...]"
+        else f"{kind} | tuple[{kind}, ...]"
     )
-    result = written if several else "Tensor" if contract.outputs else "None"
-    typed |= {"out": f"{result} | None", "kernel": "str | None"}
+    result = written if several else kind if contract.outputs else "None"
+    typed |= {"out": f"{result.replace(kind, others)} | None", "kernel": "str | None", "copy": "Literal[False] | None"}
     arguments = []
-    for text in signature_arguments(contract, *outs(contract), "kernel=None"):
+    for text in signature_arguments(contract, *outs(contract), *more):
         name, equals, default = text.replace("'", '"').partition("=")
         arguments.append(text if name == "*" else f"{name}: {typed[name]}" + (f" = {default}" if equals else ""))
     body = "".join(f"    {argument},\n" for argument in arguments)
-    docstring = textwrap.indent(f'"""{document(contract)}\n"""', "    ")
-    return f"def {contract.op}(\n{body}) -> {result}:\n{docstring}\n"
+    return f"def {contract.op}(\n{body}) -> {result}:"
 
 
 def _type(parameter: Parameter) -> str:

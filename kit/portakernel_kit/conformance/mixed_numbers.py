@@ -12,7 +12,7 @@ from portakernel.contract.case import Values
 from portakernel.words.dtypes import parse_dtype
 
 # A sum of 2**16 squares of numbers up to 2**55 is finite in float32, where ops accumulate.
-_LARGEST_EXPONENT = 55
+LARGEST_EXPONENT = 55
 
 _BLOCKS = (16, 32, 64, 128)
 # How far another magnitude is from an ordinary row's: not far up, since ops promise few digits of small exponentials.
@@ -22,7 +22,7 @@ _PEAK = 3.0
 
 def largest_exponent(dtype: str) -> int:
     """Where large numbers of the dtype end: at its largest, or where their squares can still be summed."""
-    return min(math.frexp(torch.finfo(getattr(torch, dtype)).max)[1], _LARGEST_EXPONENT)
+    return min(math.frexp(torch.finfo(getattr(torch, dtype)).max)[1], LARGEST_EXPONENT)
 
 
 def mixed(normal: Tensor, kinds: Set[Values], dtype: str, source: torch.Generator) -> Tensor:

@@ -63,7 +63,8 @@ class _Draw:
 class Numerics:
     """Judges the contenders of one call on the first two of its sets of operands.
 
-    Those of a ``step`` return outputs, and gradients behind them, and not what forward saved.
+    Those of a ``step`` return outputs, and gradients behind them, and not what forward saved. With ``prefers_host`` the
+    accelerator computes a reference only where the host cannot in seconds.
     """
 
     def __init__(
@@ -77,11 +78,12 @@ class Numerics:
         last: Callable[[str], Any],
         *,
         step: bool = False,
+        prefers_host: bool = False,
     ) -> None:
         self._caller, self._phase, self._cost = caller, phase, cost
         self._venue = Venue(device.torch_device or "cpu", (device.target,), device)
         self._contenders, self._last = contenders, last
-        self._step = step
+        self._step, self._prefers_host = step, prefers_host
         self._unjudged = ""
         self._draws: list[_Draw] = []
         for operands in sets[:2]:
@@ -141,9 +143,10 @@ class Numerics:
             )
             elements = shared + round(part.share * (elements - shared))
         flops, on = (1.0 if part is None else part.share) * self._cost.flops, "cpu"
-        if self._has_room(elements) and flops <= _MOST_FLOPS_THERE:
+        too_much = elements > MOST_ELEMENTS * (8 if part is not None else 1) or flops > MOST_FLOPS
+        if (too_much or not self._prefers_host) and self._has_room(elements) and flops <= _MOST_FLOPS_THERE:
             on = self._venue.torch_device
-        elif elements > MOST_ELEMENTS * (8 if part is not None else 1) or flops > MOST_FLOPS:
+        elif too_much:
             return None
         judged = whole if part is None else part.inputs(whole)
         trial = Trial(self._caller, self._kernel(), self._venue, judged, frozenset(), is_drawn=True, on=on)

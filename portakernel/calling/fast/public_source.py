@@ -206,7 +206,8 @@ def make_public(contract: Contract, lookup: Lookup, names: dict[str, Any]) -> Ca
     """The function that ``portakernel.ops`` offers.
 
     ``names`` supplies ``_table``, ``_context`` (the context variable's getter), ``_dispatcher``, ``_pinned`` (policies
-    with a strict ``kernel``), ``_into``, ``_train``, ``_slow``, ``_traced`` and ``_refuse``, which raises.
+    with a strict ``kernel``), ``_into``, ``_train``, ``_slow``, ``_traced`` and ``_otherwise``, which takes arguments
+    that the op has not.
     """
     given, groups = groups_of(contract)
     canonical, words = canonical_terms(contract)
@@ -216,7 +217,8 @@ def make_public(contract: Contract, lookup: Lookup, names: dict[str, Any]) -> Ca
     source = f"""\
 def {contract.op}({", ".join(_tolerant(strict))}):
 {no_out}    if _unknown or _keywords_only is not ...:
-        _refuse(_unknown, _keywords_only)
+        if not (_compiling() and _unknown == {{"copy": False}} and _keywords_only is ...):  # there are no arrays
+            return _otherwise({groups}, out, kernel, _unknown, _keywords_only)
 {named_dtypes(contract)}    if _compiling():
         return _traced({given}, out, kernel)
     if out is not None and (_written := _into({given}, out, kernel)) is not None:

@@ -16,7 +16,7 @@ from portakernel.integrations.call_kinds import Kind
 from portakernel.integrations.client import record
 from portakernel.integrations.served_layer import ServedLayer
 from portakernel.integrations.transformers.families import Norm
-from portakernel.tensors.torch_internals import is_hooked
+from portakernel.nn.products import may_write_into_one, written_into_one
 
 NAME = "transformers"
 Forward = Callable[..., Any]
@@ -144,8 +144,8 @@ def mlp_forward(self: Any, x: Tensor) -> Tensor:
     """
     gated = GATED[activation_of(self) or "silu"]
     in_graph = torch.compiler.is_compiling()
-    if not in_graph and _may_write_into_one(self.gate_proj, self.up_proj, x):
-        return self.down_proj(gated(self, _written_into_one(self.gate_proj.weight, self.up_proj.weight, x)))  # type: ignore[no-any-return]
+    if not in_graph and may_write_into_one(self.gate_proj, self.up_proj, x):
+        return self.down_proj(gated(self, written_into_one(self.gate_proj.weight, self.up_proj.weight, x)))  # type: ignore[no-any-return]
     gate, up = self.gate_proj(x), self.up_proj(x)
     refused = ""
     if in_graph:
@@ -156,30 +156,6 @@ def mlp_forward(self: Any, x: Tensor) -> Tensor:
         record(NAME, gated.op, refused, gated.layer)
         return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
     return self.down_proj(gated(self, torch.cat([gate, up], -1)))  # type: ignore[no-any-return]
-
-
-def _may_write_into_one(gate: nn.Module, up: nn.Module, x: Tensor) -> bool:
-    """Whether both layers are nothing but a product with a weight, which nobody differentiates or looks at."""
-    if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type) or x.dtype not in DTYPES:
-        return False
-    return type(x) is Tensor and _is_plain_product(gate, x) and _is_plain_product(up, x)
-
-
-def _is_plain_product(layer: nn.Module, x: Tensor) -> bool:
-    if type(layer) is not nn.Linear or is_hooked(layer):
-        return False
-    weight: Any = layer.weight
-    bias: Any = layer.bias
-    return bias is None and type(weight) is nn.Parameter and weight.dtype is x.dtype and weight.device == x.device
-
-
-def _written_into_one(gate: Tensor, up: Tensor, x: Tensor) -> Tensor:
-    """``x @ gate.T`` and ``x @ up.T`` side by side; x: (..., K), the weights (N, K)."""
-    rows, first = x.reshape(-1, x.shape[-1]), gate.shape[0]
-    pair = x.new_empty(rows.shape[0], first + up.shape[0])
-    torch.mm(rows, gate.t(), out=pair[:, :first])
-    torch.mm(rows, up.t(), out=pair[:, first:])
-    return pair.view(*x.shape[:-1], pair.shape[1])
 
 
 class Rotary(ServedLayer):

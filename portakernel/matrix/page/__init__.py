@@ -1,5 +1,6 @@
 """The support matrix as one HTML page that filters: rows in a table, its style and its script inside, nothing to load.
 
+It opens with a picture of ops by architectures, whose cells are links to what the filter leaves of the rows below.
 Without scripts the page is the whole table; ``page.js`` hides the rows that a filter leaves out and keeps the filter in
 the address. What a row says is said in ``rows``; nothing here decides.
 """
@@ -11,6 +12,8 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
+from portakernel.matrix.page.levels import levels_of_rows
+from portakernel.matrix.page.picture import picture
 from portakernel.matrix.page.rows import Row, rows
 from portakernel.matrix.proofs import KINDS, Kind, Proof
 from portakernel.matrix.table import Marks, OpSupport
@@ -28,9 +31,10 @@ def page(
     sections = [(support, rows(support, known)) for support in matrix]
     every = [row for _, found in sections for row in found]
     return Template(_file("page.html")).substitute(
-        style=_file("page.css"),
-        script=_file("page.js"),
+        style="\n".join(map(_file, ("palette.css", "page.css", "picture.css"))),
+        script="\n".join(map(_file, ("page.js", "picture.js"))),
         home=f'<p><a href="{escape(home)}">Documentation</a></p>' if home else "",
+        picture=picture(levels_of_rows({support.op: found for support, found in sections}, matrix)),
         filters="\n".join(_filters(matrix, every)),
         count=_counted(every),
         head="".join(f'<th role="columnheader" scope="col">{column}</th>' for column in _COLUMNS),

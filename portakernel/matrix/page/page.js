@@ -2,7 +2,7 @@
 // The filter is the fragment of the address, `#vendor=amd&dtype=bfloat16`; what the controls show follows from it.
 const form = document.getElementById("filter");
 const controls = [...form.querySelectorAll("select")];
-const sections = [...document.querySelectorAll("tbody")].map((body) => ({
+const sections = [...document.querySelectorAll("#matrix tbody")].map((body) => ({
   body,
   op: body.dataset.op,
   rows: [...body.querySelectorAll("tr[data-kernel]")].map((line) => ({ line, ...read(line.dataset) })),
@@ -59,6 +59,7 @@ function show() {
   }
   document.getElementById("none").hidden = shown > 0;
   document.getElementById("count").value = `${shown} of ${total} rows; kernels: ${kernels.size}; ops: ${ops}`;
+  document.dispatchEvent(new Event("filtered"));
 }
 
 function choose() {

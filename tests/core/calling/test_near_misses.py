@@ -121,7 +121,10 @@ def refused(call: Callable[[], object], kind: type[PortakernelError] = Portakern
         (lambda: ops.rms_norm(weight=WEIGHT, out=X), "rms_norm: x is not given"),
         (
             lambda: ops.rms_norm(X.numpy(), WEIGHT),
-            "rms_norm: x must be a tensor; this is numpy.ndarray: torch.from_numpy(x) makes one that shares its memory",
+            (
+                "rms_norm: arguments of several kinds: x is numpy.ndarray, weight is torch.Tensor; the result is of the"
+                " caller's kind, so give all of one, as by numpy.asarray(weight)"
+            ),
         ),
         (
             lambda: ops.rms_norm(X, [1.0] * 8),
@@ -239,7 +242,13 @@ def test_arrays_of_other_libraries_have_a_way_in():
 def test_what_takes_a_calls_arguments_answers_as_the_op_does(function):
     epsilon = "rms_norm: unknown parameter 'epsilon'; here it is called 'eps'"
     assert refused(lambda: function("rms_norm", X, WEIGHT, epsilon=1e-5)) == epsilon
-    array = "rms_norm: x must be a tensor; this is numpy.ndarray: torch.from_numpy(x) makes one that shares its memory"
+    array = (
+        "rms_norm: a bound handle takes tensors: to convert arrays would cost more than it spares; bind with"
+        " torch.from_dlpack(x), made once, and call it with such"
+        if function is portakernel.bind
+        else "rms_norm: arguments of several kinds: x is numpy.ndarray, weight is torch.Tensor; the result is of the"
+        " caller's kind, so give all of one, as by numpy.asarray(weight)"
+    )
     assert refused(lambda: function("rms_norm", X.numpy(), WEIGHT)) == array
     assert refused(lambda: function("layer_norm", X)) == "layer_norm: weight is not given"
     assert refused(lambda: function("layer_norm", X, weights=WEIGHT)) == (

@@ -13,7 +13,7 @@ CODES = """\
 not_installed import_failed probe_failed api_version disabled needs_build denied_by_policy not_allowed not_in_plan
 vendor arch driver missing_library missing_toolchain dtype scale_format layout alignment limit feature requires_grad
 no_backward backward_mismatch not_deterministic not_batch_invariant not_capturable workspace shared_memory cannot_run
-attached_target third_party lower_priority"""
+shadow_mismatch attached_target third_party lower_priority"""
 
 
 def test_the_reason_codes_are_those_of_the_design():

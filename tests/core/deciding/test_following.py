@@ -32,6 +32,9 @@ class Known:
     def notes(self, kind, dims, place, driver):
         return ()
 
+    def wrong(self, op, place):
+        return {}
+
 
 @pytest.fixture
 def world_of_two(world):

@@ -25,7 +25,7 @@ from portakernel.errors import ConfigError, PolicyFileError, ReferenceWarning, n
 BACKWARDS = "is not within one line of acme's archs, oldest first"
 OF_RMS_NORM = "a.rms_norm, b.rms_norm, reference.rms_norm"
 KERNELS = ["a", "a.add", "a.rms_norm", "b", "b.add", "b.rms_norm", "b.second", "reference"]
-KEYS = "compiled, deny, ops, plugins, prefer, reference, require, schema_version, strict_names, targets, use"
+KEYS = "compiled, deny, ops, plugins, prefer, reference, require, schema_version, shadow, strict_names, targets, use"
 KNOWN = nearest("c", [*KERNELS, *(f"reference.{op}" for op in own_contracts())])
 
 

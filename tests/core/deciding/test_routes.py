@@ -36,6 +36,12 @@ class Known:
     def notes(self, kind, dims, place, driver):
         return ("what there is to say",)
 
+    def wrong(self, op, place):
+        return {}
+
+    def silence(self, kind, dims, place):
+        return ""
+
     def choices(self, op, place):
         self.asked.append(op)
         return Choices(self.by_place.get((op, place), ()))

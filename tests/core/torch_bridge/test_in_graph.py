@@ -11,6 +11,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from portakernel.claims.request import Phase
 from portakernel.deciding.policies import make_layer
@@ -90,6 +91,42 @@ def test_a_formula_goes_first_in_graphs_alone(ops):
     assert found == [[INLINE]]
     ops.rms_norm(x, weight)
     assert ops.served("rms_norm") == {"raw_kernels.rms_norm": 1}
+
+
+class Said(CustomGraphPass):
+    """What the nodes of Inductor's graphs say of the ops that they are of."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        said = ((node.meta.get("custom") or {}).get(CUSTOM_META) for node in graph.nodes)
+        self.texts += dict.fromkeys(text for text in said if text is not None)
+
+    def uuid(self) -> None:
+        return None  # no graph comes out of a cache
+
+
+def test_what_aot_compile_traces_in_inference_mode_is_chosen_too(ops):
+    """Engines compile so; the mode, which torch.compile leaves before it compiles, keeps autograd out (torch 2.13)."""
+    if not hasattr(torch._dynamo.config, "enable_aot_compile"):
+        pytest.skip("this torch has no aot_compile")
+    said = Said()
+    with (
+        torch._dynamo.config.patch(enable_aot_compile=True),
+        torch._inductor.config.patch(post_grad_custom_pre_pass=said),
+        torch.inference_mode(),
+    ):
+        x, weight = normal(3, 4), normal(4)
+        unguarded = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}  # as engines have it
+
+        def function(x, weight):
+            return ops.rms_norm(x, weight)
+
+        made = torch.compile(function, fullgraph=True, options=unguarded).aot_compile(((x, weight), {}))
+        torch.testing.assert_close(made(x, weight), norm(x, weight))
+    assert said.texts == [INLINE]
+    assert ops.served("rms_norm") == {}
 
 
 def test_a_formula_is_trained_with_the_ops_own_gradients(ops):
