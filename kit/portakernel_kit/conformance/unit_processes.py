@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from portakernel.words.target import Device
 from portakernel_kit.conformance.observing.isolation import MOST_DEATHS, Asked, Death, run_apart
 from portakernel_kit.conformance.observing.observation import Finished
 from portakernel_kit.conformance.observing.side_by_side import side_by_side
@@ -19,6 +18,7 @@ from portakernel_kit.conformance.result import Aspect, Result
 from portakernel_kit.conformance.suite import Suite
 from portakernel_kit.conformance.trial import is_lost
 from portakernel_kit.conformance.unit import Ran, Unit
+from portakernel_kit.conformance.venue import Where
 
 # Between two results a kernel may be compiled, several times where threads take turns; what takes longer hangs.
 _PATIENCE_S = 600.0
@@ -89,7 +89,7 @@ class UnitProcesses:
     (``MOST_DEATHS``) have ended their process, those that still run go on, and no other is started.
     """
 
-    def __init__(self, suite: Suite, device: Device | None, workers: int) -> None:
+    def __init__(self, suite: Suite, device: Where, workers: int) -> None:
         self.suite, self.workers = suite, workers
         self.asked = Asked.of(suite.dispatcher, suite.kernel, device)
         self.units = suite.units()

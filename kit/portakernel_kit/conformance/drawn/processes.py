@@ -14,12 +14,12 @@ from typing import Any
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentValueError
 from portakernel.registry.kernel import Kernel
-from portakernel.words.target import Device
 from portakernel_kit.conformance.drawn.trying import Begun, Covered, Drew, Event, Job
 from portakernel_kit.conformance.observing.isolation import MOST_DEATHS, Asked, Death, run_apart
 from portakernel_kit.conformance.observing.side_by_side import side_by_side
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.unit import drawn_name
+from portakernel_kit.conformance.venue import Where
 
 # A kernel may have to be compiled before its first call; what takes longer hangs.
 _PATIENCE_S = 120.0
@@ -59,7 +59,7 @@ class Drawing:
     kernels: Sequence[Kernel]
     seed: int
     budget: Budget
-    device: Device | None = None
+    device: Where = None
     first: int = 0
     workers: int = 1
     turns: Counter[str] = field(default_factory=Counter[str])
