@@ -91,7 +91,7 @@ def decode(text: bytes, arch: Arch) -> tuple[list[Record], list[Record]]:
 def _decode(text: bytes, at: int, arch: Arch, halves: list[Record]) -> Record:
     window = text[at : at + 20]
     raw = int.from_bytes(window, "little")
-    for encoding in _candidates(arch.table, raw >> 23 & 0x1FF):
+    for encoding in _candidates(arch.table, arch.name, raw >> 23 & 0x1FF):
         if len(window) >= encoding.size and encoding.matches(raw):
             break
     else:
@@ -108,9 +108,9 @@ def _decode(text: bytes, at: int, arch: Arch, halves: list[Record]) -> Record:
 
 
 @functools.cache
-def _candidates(table: str, top: int) -> tuple[Encoding, ...]:
+def _candidates(table: str, arch: str, top: int) -> tuple[Encoding, ...]:
     """Those whose fixed bits agree with the nine topmost of the first word."""
-    return tuple(e for e in encodings(table) if not (top << 23 ^ e.fixed) & e.fixed_mask & 0xFF800000)
+    return tuple(e for e in encodings(table, arch) if not (top << 23 ^ e.fixed) & e.fixed_mask & 0xFF800000)
 
 
 @dataclass(slots=True)
