@@ -385,7 +385,8 @@ def _memory(word: _Word) -> None:
         record.imm = word.signed("ioffset", 24)
     else:
         record.imm = word.bits("offset") & 0xFFF if flat and cdna else word.signed("offset", 13)
-    record.cache = word.bits("sc0") | word.bits("nt") << 1 | word.bits("sc1") << 2
+    # set where other waves are to see the access: atomic loads and stores
+    record.cache = word.bits("sc0") | word.bits("sc1") | word.bits("glc") | word.bits("scope")
     returns = word.bits("th") & 1 if word.has("th") else word.bits("sc0") | word.bits("glc")
     record.flags |= abi.RETURNS if returns else 0
 
