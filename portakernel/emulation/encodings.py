@@ -73,7 +73,7 @@ def plain_name(name: str) -> str:
 
 @functools.cache
 def encodings(table: str, arch: str = "") -> tuple[Encoding, ...]:
-    """The encodings of ``cdna``, ``rdna3`` or ``rdna4``, with what ``arch`` has otherwise, in the order in which they are tried.
+    """The encodings of ``cdna``, ``rdna3`` or ``rdna4`` in the order in which they are tried; what ``arch`` has otherwise.
 
     Raises:
         EmulationError: tinygrad is not installed.
