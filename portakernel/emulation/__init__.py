@@ -2,7 +2,8 @@
 
 ``emulate`` (``launch``) loads a code object (``code_object``), decodes its .text once (``encodings``, ``decoder``,
 ``program``) into records (``record``) that the engine executes (``engine/``, compiled by ``build``), gives it the
-arguments' memory (``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows source lines.
+arguments' memory (``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows
+source lines.
 
 The engine, one file per family of instructions, each of which registers handlers by the documents' names:
 

@@ -73,7 +73,9 @@ def plain_name(name: str) -> str:
 
 @functools.cache
 def encodings(table: str, arch: str = "") -> tuple[Encoding, ...]:
-    """The encodings of ``cdna``, ``rdna3`` or ``rdna4`` in the order in which they are tried; what ``arch`` has otherwise.
+    """The encodings of ``cdna``, ``rdna3`` or ``rdna4`` in the order in which they are tried.
+
+    ``arch`` names one of the table's whose opcodes differ.
 
     Raises:
         EmulationError: tinygrad is not installed.
