@@ -1,8 +1,9 @@
 """AMD's machine code on the CPU, instruction by instruction: what a kernel computes, touches and executes.
 
 ``emulate`` (``launch``) loads a code object (``code_object``), decodes its .text once (``encodings``, ``decoder``,
-``program``) into records that the engine executes (``engine/``, compiled by ``build``), gives it the arguments' memory
-(``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows source lines.
+``program``) into records (``record``) that the engine executes (``engine/``, compiled by ``build``), gives it the
+arguments' memory (``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows
+source lines.
 
 ``emulating`` (``session``) runs kernels by their own Python entries: what they launch is compiled for the target
 (``triton_kernels``, ``native_kernels``) and emulated on the tensors' memory.
