@@ -224,7 +224,7 @@ def _interruptibly(run: Callable[[], _T]) -> _T:
 
 
 def _print(out: Page, ran: _Ran, seed: int) -> None:
-    from portakernel_kit.cli.run.count import print_count
+    from portakernel_kit.cli.run.count import NO_TIME, print_count
 
     out.heading(f"{ran.kernel}, emulated on {ran.target}, seed {seed}")
     for launched in ran.launches:
@@ -249,7 +249,8 @@ def _print(out: Page, ran: _Ran, seed: int) -> None:
     if len(ran.findings) > _MOST_FINDINGS:
         out.line(f"and {len(ran.findings) - _MOST_FINDINGS} more; --json has all", indent=4)
     if ran.count is not None:
-        print_count(out, ran.count)
+        out.line(NO_TIME, "strong", indent=2)
+        print_count(out, ran.count, indent=4)
 
 
 def _number(value: float | None) -> str:

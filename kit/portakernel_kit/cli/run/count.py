@@ -11,22 +11,18 @@ if TYPE_CHECKING:
 NO_TIME = "executed, counted by the emulator: this is no time, and says nothing of one by itself"
 
 
-def print_count(out: Page, count: Count, title: str = "") -> None:
+def print_count(out: Page, count: Count, *, indent: int) -> None:
     """Instructions by class, bytes by the width of an access, LDS and waits."""
-    out.line(f"{title}{': ' if title else ''}{NO_TIME}", "strong", indent=2)
-    classes = ", ".join(f"{name} {number}" for name, number in sorted(count.instructions.items(), key=lambda one: -one[1]))
-    rows = [
-        ("instructions of waves", str(sum(count.instructions.values())), classes),
-        ("instructions of lanes", str(count.lane_instructions), ""),
-        ("bytes loaded", str(sum(count.loaded.values())), _widths(count.loaded)),
-        ("bytes stored", str(sum(count.stored.values())), _widths(count.stored)),
-        ("LDS bytes loaded, stored", f"{count.lds_loaded}, {count.lds_stored}", ""),
-        ("LDS conflict cycles", str(count.lds_conflict_cycles), ""),
-        ("waits", str(count.waits), ""),
-        ("launches", str(count.launches), ""),
-    ]
-    out.table(rows, indent=4, right=(1,))
+    classes = sorted(count.instructions.items(), key=lambda one: -one[1])
+    told = ", ".join(f"{name} {number}" for name, number in classes)
+    launches = f"{count.launches} launch{'' if count.launches == 1 else 'es'}"
+    out.line(f"{launches}, {sum(count.instructions.values())} instructions of waves: {told}", indent=indent)
+    out.line(f"{count.lane_instructions} instructions of lanes, {count.waits} waits", indent=indent)
+    out.line(f"{_widths(count.loaded)} loaded, {_widths(count.stored)} stored", indent=indent)
+    lds = f"{count.lds_loaded} bytes loaded, {count.lds_stored} stored, {count.lds_conflict_cycles} cycles of conflicts"
+    out.line(f"LDS: {lds}", indent=indent)
 
 
 def _widths(by_width: dict[int, int]) -> str:
-    return ", ".join(f"{bytes_} by {width}" for width, bytes_ in by_width.items())
+    parts = ", ".join(f"{number} by {width}" for width, number in by_width.items())
+    return f"{sum(by_width.values())} bytes{f' ({parts})' if parts else ''}"
