@@ -25,9 +25,7 @@ _LINES = "-gline-tables-only"
 def taking_native_launches(session: Session) -> Iterator[None]:
     """Within this context, launches of native kernels on CPU tensors go to ``session``."""
 
-    def take(
-        kernel: Kernel, grid: Sequence[int], block: Sequence[int], shared_bytes: int, args: Sequence[Any]
-    ) -> None:
+    def take(kernel: Kernel, grid: Sequence[int], block: Sequence[int], shared_bytes: int, args: Sequence[Any]) -> None:
         unit, target = kernel.unit, session.target
         options = unit.for_target(target)
         options = replace(options, flags=(*options.flags, _LINES))

@@ -23,7 +23,7 @@ from portakernel.emulation.launch import Run, emulate
 from portakernel.errors import PortakernelError
 from portakernel.words.target import Target
 
-# Instructions of one wave: what any kernel of the plugins takes on sizes that an emulator is asked for, many times over.
+# Instructions of one wave: many times what kernels take on sizes that an emulator is asked for.
 BUDGET = 20_000_000
 _MOST_SHOWN = 5
 

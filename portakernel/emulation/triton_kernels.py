@@ -81,7 +81,7 @@ def _launch(
 def _compiled(target: Target, kernel: Any, grid: Any, args: tuple[Any, ...], meta: Mapping[str, Any]) -> Any:
     if not isinstance(kernel, triton.JITFunction):
         raise EmulationError(
-            f"Triton kernel {kernel.__name__} is interpreted, not compiled, under TRITON_INTERPRET=1; unset it to emulate"
+            f"Triton kernel {kernel.__name__} is interpreted, not compiled, under TRITON_INTERPRET=1; unset it"
         )
     drivers: Any = runtime.driver
     with _COMPILING:

@@ -1,9 +1,9 @@
 """What was proven of kernels, and where: outcomes of `portakernel compile`, `check` and `bench`, as they were recorded.
 
 A manifest claims; a proof says that a kernel was compiled for a target or ran on one, with what, on which day and in
-which dtypes. Its four kinds say different things: *compiled*, that the kernel's compiler makes code for the target; *native*,
-that the instruction which the claim implies is in that code; *emulated*, that the code gave right results in an emulator
-of such hardware (``check --emulate``); *ran*, that it did on the hardware.
+which dtypes. Its four kinds say different things: *compiled*, that the kernel's compiler makes code for the target;
+*native*, that the instruction which the claim implies is in that code; *emulated*, that the code gave right results in
+an emulator of such hardware (``check --emulate``); *ran*, that it did on the hardware.
 
 ``python -m portakernel_pages.proofs`` records those of portakernel's own kernels.
 """
@@ -38,8 +38,8 @@ class Proof:
     """One kernel proven on one target, in the dtypes and scale formats that were tried.
 
     ``by`` is the command: `check` runs every case of the conformance kit, `check --emulate` in the emulator, `bench`
-    compares what it measures with the reference. ``device`` is empty where nothing ran; ``versions`` are those of what the kernel was made with. So many
-    ``requests`` that ``seeds`` have drawn were right as well.
+    compares what it measures with the reference. ``device`` is empty where nothing ran; ``versions`` are those of what
+    the kernel was made with. So many ``requests`` that ``seeds`` have drawn were right as well.
     """
 
     kernel: str

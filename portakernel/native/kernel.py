@@ -43,8 +43,10 @@ class Kernel:
         self._lock = make_lock()
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, *args: Any) -> None:
-        """Launches it, as ``Function`` does; on meta tensors, inside ``compiling(target)``, it is compiled alone,
-        and on CPU tensors, inside ``portakernel.emulation.emulating(target)``, emulated.
+        """Launches it, as ``Function`` does.
+
+        On meta tensors, inside ``compiling(target)``, it is compiled alone; on CPU tensors, inside
+        ``portakernel.emulation.emulating(target)``, emulated.
 
         Raises:
             CannotRun: it cannot be built or loaded here; nothing was launched.

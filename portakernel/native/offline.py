@@ -24,8 +24,8 @@ def compiling(
 
     A plugin names it in a module of its own: ``from portakernel.native.offline import compiling``, and in its manifest
     ``offline: portakernel_plugins.<plugin>.offline:compiling``. The cache is filled either way: which of a device's
-    multiprocessors will run a kernel does not change it. ``dry`` lists what the cache lacks. With ``emulating`` nothing is
-    compiled: launches go to the emulator.
+    multiprocessors will run a kernel does not change it. ``dry`` lists what the cache lacks. With ``emulating``
+    nothing is compiled: launches go to the emulator.
     """
     del multiprocessors
     found: list[Compiled] = []

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # Within `compiling`: the target, and what takes a unit, the name of a kernel of it, and the most dynamic shared memory
 # that it is launched with, in the place of its launch.
 PRETENDED: ContextVar[tuple[Target, Callable[[Unit, str, int], None]] | None] = ContextVar("PRETENDED", default=None)
-# Where launches on CPU tensors are emulated: the target, and what takes a kernel, its grid, block, dynamic shared memory
-# and arguments in the place of a launch.
+# Where launches on CPU tensors are emulated: the target, and what takes a kernel, its grid, block, dynamic shared
+# memory and arguments in the place of a launch.
 EMULATED: ContextVar[tuple[Target, Callable[[Kernel, Sequence[int], Sequence[int], int, Sequence[Any]], None]] | None]
 EMULATED = ContextVar("EMULATED", default=None)
 

@@ -51,12 +51,15 @@ class PretendedDriver:
         self.utils = SimpleNamespace(get_device_properties=lambda _: {"max_shared_mem": 1 << 30})
 
     def get_current_device(self) -> int:
+        """Its number."""
         return self.number
 
     def get_current_stream(self, device: int) -> int:
+        """The default stream."""
         return 0
 
     def get_current_target(self) -> GPUTarget:
+        """What Triton compiles for."""
         return self.target
 
 

@@ -41,9 +41,9 @@ def command(
 ) -> None:
     """Compile kernels for targets that are not here, and read what the compiler did.
 
-    Nothing is run, but by --count in an emulator: that a kernel compiles, or holds the instruction that its claim implies (native), says nothing of
-    its numbers. Exits with 0 when all that is claimed compiles, 1 on any failure or when nothing is claimed, 130 when
-    interrupted.
+    Nothing is run: that a kernel compiles, or holds the instruction that its claim implies (native), says nothing of
+    its numbers. With --count calls are then emulated, and what they execute is counted. Exits with 0 when all that is
+    claimed compiles, 1 on any failure or when nothing is claimed, 130 when interrupted.
 
     For example:
 
@@ -80,8 +80,7 @@ def command(
             if not json and (verbose or outcome.verdict == "fails"):
                 _print_outcome(page(), outcome)
         compiled = [outcome for outcome in found if outcome.verdict in ("native", "compiles")] if count else []
-        for each in _counts(now, compiled, kernels, targets, every=every):
-            counted.append(each)
+        counted.extend(_counts(now, compiled, kernels, targets, every=every))
     except KeyboardInterrupt:
         interrupted = True
     if json:

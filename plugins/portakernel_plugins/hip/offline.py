@@ -1,4 +1,4 @@
-"""Compiling for GPUs that are not here, as ``portakernel compile`` asks for it, and running their code in an emulator."""
+"""Compiling for GPUs that are not here, as ``portakernel compile`` asks for it, and emulating them."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from portakernel_kit.cli.check.report import NOT_READY, modes_of, print_result, 
 
 if TYPE_CHECKING:
     from portakernel.deciding.dispatcher import Dispatcher
-    from portakernel_kit.conformance.venue import Where
     from portakernel_kit.conformance.drawn.processes import Drawing
     from portakernel_kit.conformance.result import Result
+    from portakernel_kit.conformance.venue import Where
 
 
 def command(

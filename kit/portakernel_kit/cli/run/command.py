@@ -66,7 +66,9 @@ def command(
     from portakernel_kit.conformance.runner import fresh_seed
 
     if emulate is None:
-        raise ArgumentValueError("run: give the hardware that is emulated, as in --emulate amd:gfx942; nothing else runs")
+        raise ArgumentValueError(
+            "run: give the hardware that is emulated, as in --emulate amd:gfx942; nothing else runs"
+        )
     now = dispatcher()
     values = read_parameters(op, parameters or ())
     tensors = read_inputs(contract_of(op), given or ())
@@ -109,9 +111,7 @@ def _drawn(
     return Operands(drawn.contract, arguments, tensors, drawn.values)
 
 
-def _chosen(
-    now: Dispatcher, op: str, target: str, operands: Operands, name: str | None
-) -> tuple[Kernel, Emulator]:
+def _chosen(now: Dispatcher, op: str, target: str, operands: Operands, name: str | None) -> tuple[Kernel, Emulator]:
     """The kernel that is asked for, or the first in dispatch's order for the target that can be emulated.
 
     Raises:
@@ -242,7 +242,11 @@ def _print(out: Page, ran: _Ran, seed: int) -> None:
     if rows:
         headers = ("result", "dtype", "shape", "least", "mean", "most", "error", "relative", "not finite", "disagree")
         out.table(rows, headers, indent=2, right=tuple(range(3, 10)))
-        out.line("error: the largest distance from the reference in float64; relative: to its largest value", "faint", indent=2)
+        out.line(
+            "error: the largest distance from the reference in float64; relative: to its largest value",
+            "faint",
+            indent=2,
+        )
     out.line(f"findings: {len(ran.findings) or 'none'}", "bad" if ran.findings else "good", indent=2)
     for finding in ran.findings[:_MOST_FINDINGS]:
         out.line(finding, "bad", indent=4)

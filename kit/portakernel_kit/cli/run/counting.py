@@ -1,4 +1,4 @@
-"""What calls execute in the emulator, for ``portakernel compile --count``: of each phase, beside registers and spills."""
+"""What calls execute in the emulator, phase by phase: for ``portakernel compile --count``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def counted(
             reason = venue.reason if not isinstance(venue, Venue) else str(venue)
             yield Counted(kernel.name, str(target), str(job), "", error=reason)
             continue
-        # what a kernel or an autograd function keeps for backward is its own; backward is counted by what contracts name
+        # what a kernel keeps of its own for backward is nobody else's: there backward is not counted
         phases = [phase for phase in job.phases if kernel.saves == "contract" or phase is Phase.INFERENCE]
         operands = operands_of(now, kernel, inputs.tensors, inputs.values)
         try:
