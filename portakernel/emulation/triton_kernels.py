@@ -49,7 +49,7 @@ def taking_triton_launches(session: Session) -> Iterator[None]:
     def take(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
         _launch(session, kernel, grid, args, meta)
 
-    with pretending(Processor(gpu.arch, MULTIPROCESSORS, gpu.warp_size), take), diverted(take):
+    with pretending(Processor(session.target.arch, MULTIPROCESSORS, gpu.warp_size), take), diverted(take):
         yield
 
 

@@ -1,4 +1,6 @@
 """Compiling for GPUs that are not here, as ``portakernel compile`` asks for it, and emulating them."""
+# pyright: reportPrivateUsage=false
+# It stands in for a function of this plugin's, see below.
 
 from __future__ import annotations
 

@@ -66,9 +66,7 @@ def command(
     from portakernel_kit.conformance.runner import fresh_seed
 
     if emulate is None:
-        raise ArgumentValueError(
-            "run: give the hardware that is emulated, as in --emulate amd:gfx942; nothing else runs"
-        )
+        raise ArgumentValueError("run: give the hardware that is emulated, as in --emulate amd:gfx942")
     now = dispatcher()
     values = read_parameters(op, parameters or ())
     tensors = read_inputs(contract_of(op), given or ())
