@@ -79,8 +79,9 @@ def command(
             found.append(outcome)
             if not json and (verbose or outcome.verdict == "fails"):
                 _print_outcome(page(), outcome)
-        compiled = [outcome for outcome in found if outcome.verdict in ("native", "compiles")] if count else []
-        counted.extend(_counts(now, compiled, kernels, targets, every=every))
+        if count:
+            compiled = [outcome for outcome in found if outcome.verdict in ("native", "compiles")]
+            counted.extend(_counts(now, compiled, kernels, targets, every=every))
     except KeyboardInterrupt:
         interrupted = True
     if json:
