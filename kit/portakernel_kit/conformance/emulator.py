@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from portakernel.deciding.dispatcher import Dispatcher
-from portakernel.emulation import EmulationError, Launched, emulating
+from portakernel.emulation import Launched, emulating
 from portakernel.emulation.session import check_target
 from portakernel.offline.compiled import Compiling
 from portakernel.offline.workers import offline_context
@@ -21,9 +21,37 @@ MODE = "emulated"
 MOST_ELEMENTS = 1 << 15
 
 
+# In code, and no part of what a kernel computes: what stands behind its end, and between instructions.
+_PADDING = frozenset({"s_code_end", "s_nop", "unknown"})
+
+
+@dataclass(slots=True)
+class Instructions:
+    """The different instructions that stand in what was launched, and those of them that were executed, by name."""
+
+    present: set[str] = field(default_factory=set[str])
+    executed: set[str] = field(default_factory=set[str])
+
+    def add(self, launches: Iterable[Launched]) -> None:
+        """Adds what launches had and did."""
+        for launched in launches:
+            self.present |= launched.run.present - _PADDING
+            self.executed |= launched.run.executed.keys() - _PADDING
+
+    def join(self, other: Instructions) -> None:
+        """Adds what was gathered elsewhere."""
+        self.present |= other.present
+        self.executed |= other.executed
+
+    def __str__(self) -> str:
+        never = ", ".join(sorted(self.present - self.executed))
+        text = f"{len(self.executed)} of {len(self.present)} different instructions were executed"
+        return f"{text}; never: {never}" if never else text
+
+
 @dataclass(slots=True)
 class Emulator:
-    """Emulates what kernels of one plugin launch, for ``target``; ``launches`` has those of the calls so far.
+    """Emulates what kernels of one plugin launch, for ``target``; ``launched`` counts the launches so far.
 
     A call is over as its context ends, and raises what was found in it.
     """
@@ -31,8 +59,7 @@ class Emulator:
     target: Target
     compiling: Compiling
     launched: int = 0
-    kept: list[Launched] = field(default_factory=list[Launched])
-    keep: bool = False
+    instructions: Instructions = field(default_factory=Instructions)
 
     @contextmanager
     def enter(self) -> Iterator[None]:
@@ -48,8 +75,7 @@ class Emulator:
                 yield
             finally:
                 self.launched += len(launches)
-                if self.keep:
-                    self.kept += launches
+                self.instructions.add(launches)
 
 
 def emulator_of(dispatcher: Dispatcher, kernel: Kernel, target: Target) -> Emulator | str:
@@ -71,6 +97,3 @@ def emulator_of(dispatcher: Dispatcher, kernel: Kernel, target: Target) -> Emula
             "launched through portakernel.authoring.triton or portakernel.authoring.native can be emulated"
         )
     return Emulator(target, compiling)
-
-
-__all__ = ["MODE", "MOST_ELEMENTS", "EmulationError", "Emulator", "emulator_of"]

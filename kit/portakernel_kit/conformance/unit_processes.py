@@ -6,9 +6,10 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from portakernel_kit.conformance.emulator import Instructions
 from portakernel_kit.conformance.observing.isolation import MOST_DEATHS, Asked, Death, run_apart
 from portakernel_kit.conformance.observing.observation import Finished
 from portakernel_kit.conformance.observing.side_by_side import side_by_side
@@ -36,11 +37,16 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A unit is done: what ran of it, if it is a case, and why the kernel cannot be used, if it said so."""
+    """A unit is done: what ran of it, if it is a case, and why the kernel cannot be used, if it said so.
+
+    ``instructions`` are those that an emulator has executed in this process so far, of so many launches.
+    """
 
     place: int
     ran: Ran | None
     unusable: str
+    launched: int = 0
+    instructions: Instructions = field(default_factory=Instructions)
 
 
 Event = Begun | Result | Done | Finished
@@ -70,7 +76,13 @@ class UnitsJob:
             if is_lost(suite.venue.torch_device):
                 yield Finished(lost=True)
                 return
-            yield Done(place, suite.ran.get(units[place].name), suite.unusable)
+            done = Done(place, suite.ran.get(units[place].name), suite.unusable)
+            emulator = suite.venue.emulator
+            yield (
+                done
+                if emulator is None
+                else replace(done, launched=emulator.launched, instructions=emulator.instructions)
+            )
         yield Finished()
 
     def _take(self, place: int) -> bool:
@@ -153,6 +165,9 @@ class UnitProcesses:
         if done.ran is not None:
             self.suite.ran[self.units[done.place].name] = done.ran
         self.suite.unusable = done.unusable or self.suite.unusable
+        if self.suite.venue.emulator is not None:
+            self.suite.venue.emulator.launched += done.launched
+            self.suite.venue.emulator.instructions.join(done.instructions)
 
     def _died(self, unit: Unit, death: Death) -> Result:
         """A unit that ended its process; coverage takes it for run, being told of it here."""
