@@ -213,7 +213,7 @@ class Suite:
     def _instructions(self, _: Unit) -> Iterator[Outcome]:
         """Which instructions of what was launched the cases so far have executed: told, not judged."""
         emulator = self.venue.emulator
-        status: Status = "passed" if emulator is not None and emulator.launched else "skipped"
+        status: Status = "passed" if emulator is not None and emulator.instructions.present else "skipped"
         yield Outcome("coverage", status, str(emulator.instructions) if emulator is not None else "")
 
     # --- cases -----------------------------------------------------------------------------------------------------

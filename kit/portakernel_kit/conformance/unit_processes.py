@@ -39,13 +39,12 @@ class Begun:
 class Done:
     """A unit is done: what ran of it, if it is a case, and why the kernel cannot be used, if it said so.
 
-    ``instructions`` are those that an emulator has executed in this process so far, of so many launches.
+    ``instructions`` are those that an emulator has executed in this process so far.
     """
 
     place: int
     ran: Ran | None
     unusable: str
-    launched: int = 0
     instructions: Instructions = field(default_factory=Instructions)
 
 
@@ -78,11 +77,7 @@ class UnitsJob:
                 return
             done = Done(place, suite.ran.get(units[place].name), suite.unusable)
             emulator = suite.venue.emulator
-            yield (
-                done
-                if emulator is None
-                else replace(done, launched=emulator.launched, instructions=emulator.instructions)
-            )
+            yield done if emulator is None else replace(done, instructions=emulator.instructions)
         yield Finished()
 
     def _take(self, place: int) -> bool:
@@ -166,7 +161,6 @@ class UnitProcesses:
             self.suite.ran[self.units[done.place].name] = done.ran
         self.suite.unusable = done.unusable or self.suite.unusable
         if self.suite.venue.emulator is not None:
-            self.suite.venue.emulator.launched += done.launched
             self.suite.venue.emulator.instructions.join(done.instructions)
 
     def _died(self, unit: Unit, death: Death) -> Result:
