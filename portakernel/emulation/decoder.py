@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from portakernel.emulation import abi
 from portakernel.emulation.arch import Arch
 from portakernel.emulation.encodings import Encoding, encodings, vopd_names
+from portakernel.emulation.opcodes import matrix_name
 
 _ACCUMULATING = ("v_fmac", "v_mac_", "v_pk_fmac", "v_dot2c", "v_dot4c", "v_dot8c", "v_dot2acc", "s_fmac")
 _WITH_CARRY_IN = ("v_cndmask", "v_addc_co", "v_subb_co", "v_subbrev_co", "v_add_co_ci", "v_sub_co_ci", "v_subrev_co_ci")
@@ -99,6 +100,8 @@ def _decode(text: bytes, at: int, arch: Arch, halves: list[Record]) -> Record:
     name = vopd_names(arch.table).get(raw >> 22 & 15, "unknown") if encoding.opcode is None else ""
     if encoding.opcode is not None:
         name = encoding.names[encoding.opcode.of(raw)]
+    if encoding.name == "VOP3P_MFMA" and encoding.opcode is not None:
+        name = matrix_name(arch.name, encoding.opcode.of(raw), name)
     record = Record(name, at, encoding.size, encoding.name)
     _FORMATS[encoding.name](_Word(raw, encoding, arch, record, halves))
     if at + record.size > len(text):

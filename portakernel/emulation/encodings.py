@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from portakernel.emulation.errors import EmulationError
+from portakernel.emulation.opcodes import MATRIX_OPCODES
 
 # Most specific first, as encodings overlap: SOP2 and VOP2 have the shortest prefixes. Variants with a literal, DPP or
 # SDWA have the same first word as their base, and are told apart by its operands.
@@ -95,6 +96,8 @@ def _encoding(name: str, kind: Any, dsl: Any) -> Encoding:
         else:
             base = field._valid_range[0] if isinstance(field, dsl.SrcField) else 0
             fields[label] = Field(field.lo, field.mask, base)
+    if name == "VOP3P_MFMA":  # those that the table has elsewhere, or that only gfx90a has
+        names = {**MATRIX_OPCODES, **names}
     if name == "VOP3PX2":  # the first half is v_mfma_ld_scale_b32
         place = fields["x2encoding"]
         mask |= place.mask << place.low
