@@ -52,12 +52,14 @@ def table(kind: str) -> Array:
 def encoded(kind: str, value: float) -> int:
     """The code that is nearest, of two the even one; of what is too large infinity, NaN or the largest."""
     if kind in ("f32", "i32"):
-        made = np.array(value, dtype=np.float32) if kind == "f32" else np.array(int(value) & 0xFFFFFFFF, dtype=np.uint32)
+        made = (
+            np.array(value, dtype=np.float32) if kind == "f32" else np.array(int(value) & 0xFFFFFFFF, dtype=np.uint32)
+        )
         return int(made.view(np.uint32))
     values, special = _positive(kind), _FORMATS[kind][2]
     bits = BITS[kind]
     sign = (1 << bits - 1) if np.signbit(value) else 0
-    nan = {"fnuz": 1 << bits - 1, "nan": sign | (1 << bits - 1) - 1, "ieee": sign | len(values) + (1 << _FORMATS[kind][0] - 1)}
+    nan = {"fnuz": 1 << bits - 1, "nan": sign | (1 << bits - 1) - 1, "ieee": sign | (1 << bits - 1) - 1}
     if np.isnan(value):
         return nan.get(special, sign | len(values) - 1)
     magnitude = abs(value)

@@ -27,7 +27,13 @@ CASES = [
     *(("gfx942", name) for name in (*_OLDER, *_NEWER, *_OF_GFX942)),
     *(("gfx950", name) for name in (*_OLDER, *_NEWER, *_OF_GFX950)),
 ]
-_TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "xf32": torch.float32, "f64": torch.float64}
+_TORCH = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "xf32": torch.float32,
+    "f64": torch.float64,
+}
 _FLOAT8 = {
     ("gfx942", "fp8"): torch.float8_e4m3fnuz, ("gfx942", "bf8"): torch.float8_e5m2fnuz,
     ("gfx950", "fp8"): torch.float8_e4m3fn, ("gfx950", "bf8"): torch.float8_e5m2,
@@ -111,7 +117,9 @@ def test_sums_with_edge_operands_are_those_of_float64(arch, name):
             expected = expected.astype(c.dtype).astype(np.float64)
         # float32 and float64 take a rounding for each k
         unit = 2.0**-50 if mfma.out == "f64" else 2.0**-20 if mfma.a == "f32" else 2.0**-23
-        magnitude = product(*(np.abs(np.nan_to_num(dense(mfma, x[1]), posinf=0, neginf=0)) for x in (a, b)), np.ones_like(expected))
+        magnitude = product(
+            *(np.abs(np.nan_to_num(dense(mfma, x[1]), posinf=0, neginf=0)) for x in (a, b)), np.ones_like(expected)
+        )
         finite = np.isfinite(expected)
         assert np.array_equal(np.isnan(found), np.isnan(expected))
         assert np.array_equal(found[np.isinf(expected)], expected[np.isinf(expected)])
@@ -151,7 +159,9 @@ def test_lanes_of_b_are_broadcast_or_rotated(arch, blgp):
     mfma = Mfma.of("v_mfma_f32_16x16x4_4b_f16")
     a, b = (drawn(arch, "f16", (64, mfma.items), seed, False) for seed in (1, 2))
     lanes = np.arange(64)
-    source = [None, lanes % 32, lanes % 32 + 32, (lanes + 16) % 64, *(lanes % 16 + 16 * part for part in range(4))][blgp]
+    source = [None, lanes % 32, lanes % 32 + 32, (lanes + 16) % 64, *(lanes % 16 + 16 * part for part in range(4))][
+        blgp
+    ]
     c = np.zeros((64, mfma.results), dtype=np.float32)
     found = run_mfma(arch, mfma, (a[0], b[0]), c, modifiers=f"blgp:{blgp}")
     expected = product(dense(mfma, a[1]), dense(mfma, b[1][source]), results(mfma, c))

@@ -22,7 +22,12 @@ TYPES = {
 }  # fmt: skip
 SUMS = {"i8": (tl.int32, "*i32", torch.int32), "fp64": (tl.float64, "*fp64", torch.float64)}
 # M, N, K of a step, steps, b turned, warps, the side of MFMA's tiles
-SHAPES = [(32, 32, 32, 2, False, 4, 16), (16, 16, 64, 1, True, 1, 16), (64, 64, 64, 2, True, 4, 32), (64, 32, 128, 2, False, 4, 32)]
+SHAPES = [
+    (32, 32, 32, 2, False, 4, 16),
+    (16, 16, 64, 1, True, 1, 16),
+    (64, 64, 64, 2, True, 4, 32),
+    (64, 32, 128, 2, False, 4, 32),
+]
 # What multiplies, where it is one instruction: of any other dtype Triton makes float16 or scalar products.
 INSTRUCTIONS = {
     "gfx90a": {"fp16": "v_mfma_f32_", "bf16": "v_mfma_f32_", "fp32": "v_mfma_f32_", "i8": "v_mfma_i32_"},
@@ -60,7 +65,15 @@ def test_products_are_those_of_float64(arch, kind, shape):
     assert used is None or any(used in name for name in ran.executed), sorted(ran.executed)
 
 
-PAIRS = [("e4m3", "e4m3"), ("e2m1", "e2m1"), ("e5m2", "e5m2"), ("e4m3", "e2m1"), ("e2m1", "e5m2"), ("bf16", "e2m1"), ("fp16", "e4m3")]
+PAIRS = [
+    ("e4m3", "e4m3"),
+    ("e2m1", "e2m1"),
+    ("e5m2", "e5m2"),
+    ("e4m3", "e2m1"),
+    ("e2m1", "e5m2"),
+    ("bf16", "e2m1"),
+    ("fp16", "e4m3"),
+]
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -75,7 +88,16 @@ def test_scaled_products_are_those_of_float64(arch, kinds, side):
     c = torch.zeros(m, n)
     types = {"e2m1": "*u8", "e4m3": "*fp8e4nv", "e5m2": "*fp8e5", "bf16": "*bf16", "fp16": "*fp16"}
     packed = [2 if kind == "e2m1" else 1 for kind in kinds]
-    constants = {"M": m, "N": n, "K": k, "A": kinds[0], "B": kinds[1], "A_PACKED": packed[0], "B_PACKED": packed[1], "A_SCALED": scaled}
+    constants = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "A": kinds[0],
+        "B": kinds[1],
+        "A_PACKED": packed[0],
+        "B_PACKED": packed[1],
+        "A_SCALED": scaled,
+    }
     options = {"num_warps": 4} | ({"matrix_instr_nonkdim": side} if arch.startswith("gfx9") else {})
     pointers = (types[kinds[0]], "*u8", types[kinds[1]], "*u8", "*fp32")
     ran = emulated(

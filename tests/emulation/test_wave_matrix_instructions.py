@@ -55,7 +55,10 @@ def run_wmma(case, *, modifiers="", seed=1, c=None, high=False):
         words |= np.uint32(0x1234 << (0 if high else 16))
     given = {at: word for at, word in enumerate(a_words)} | {16 + at: word for at, word in enumerate(b_words)}
     given |= {32 + at: word for at, word in enumerate(words)}
-    names = [f"v[{begin}:{begin + n - 1}]" if n > 1 else f"v{begin}" for begin, n in ((0, len(a_words)), (16, len(b_words)), (32, count))]
+    names = [
+        f"v[{begin}:{begin + n - 1}]" if n > 1 else f"v{begin}"
+        for begin, n in ((0, len(a_words)), (16, len(b_words)), (32, count))
+    ]
     ran = run_single(arch, f"{name} {names[2]}, {names[0]}, {names[1]}, {names[2]} {modifiers}".strip(), vgprs=given)
     assert ran.finding_kinds == frozenset()
     found = np.zeros((16, 16))
@@ -74,7 +77,9 @@ def test_products_of_a_wave_are_those_of_numpy(case):
     for seed in range(4):
         found, a, b, c = run_wmma(case, seed=10 * seed)
         expected = a @ b.T + c
-        rounded = np.array([[ml_formats.decoded(case[4], int(ml_formats.encoded(case[4], float(x)))) for x in row] for row in expected])
+        rounded = np.array(
+            [[ml_formats.decoded(case[4], int(ml_formats.encoded(case[4], float(x)))) for x in row] for row in expected]
+        )
         assert np.array_equal(found, rounded)
 
 
@@ -92,7 +97,9 @@ def test_results_of_16_bits_go_to_the_half_that_op_sel_names(name):
     kind = name.split("_")[2]
     found, a, b, c = run_wmma(("gfx1100", name, kind, kind, kind), modifiers="op_sel:[0,0,1]", high=True)
     expected = a @ b.T + c
-    assert np.array_equal(found, [[ml_formats.decoded(kind, int(ml_formats.encoded(kind, float(x)))) for x in row] for row in expected])
+    assert np.array_equal(
+        found, [[ml_formats.decoded(kind, int(ml_formats.encoded(kind, float(x)))) for x in row] for row in expected]
+    )
 
 
 @pytest.mark.parametrize("arch", ["gfx1100", "gfx1201"])
@@ -128,7 +135,11 @@ def test_formats_of_gfx950_are_those_that_modifiers_name(a, b, side, scaled):
         for lane in range(64):
             group, row = lane // side, lane % side
             # 8-bit elements: runs of 16, of one lane after the other; smaller ones: 32 that follow each other
-            ks = np.concatenate([np.arange(16) + 16 * (group + groups * run) for run in (0, 1)]) if "8" in kind else 32 * group + np.arange(32)
+            ks = (
+                np.concatenate([np.arange(16) + 16 * (group + groups * run) for run in (0, 1)])
+                if "8" in kind
+                else 32 * group + np.arange(32)
+            )
             lanes[lane] = codes[row, ks]
         sources.append(ml_formats.packed(lanes, ml_formats.BITS[kind]))
         values.append(value)
