@@ -14,8 +14,8 @@ BITS = {
 }  # fmt: skip
 # Bits of the mantissa, bias; what the codes without a number mean.
 _FORMATS = {
-    "f16": (10, 15, "ieee"), "bf16": (7, 127, "ieee"), "fp8": (3, 7, "nan"), "bf8": (2, 15, "ieee"), "fp8_fnuz": (3, 8, "fnuz"),
-    "bf8_fnuz": (2, 16, "fnuz"), "fp6": (3, 1, ""), "bf6": (2, 3, ""), "fp4": (1, 1, ""),
+    "f16": (10, 15, "ieee"), "bf16": (7, 127, "ieee"), "fp8": (3, 7, "nan"), "bf8": (2, 15, "ieee"),
+    "fp8_fnuz": (3, 8, "fnuz"), "bf8_fnuz": (2, 16, "fnuz"), "fp6": (3, 1, ""), "bf6": (2, 3, ""), "fp4": (1, 1, ""),
 }  # fmt: skip
 
 

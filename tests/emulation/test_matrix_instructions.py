@@ -9,19 +9,49 @@ pytest.importorskip("tinygrad")
 torch = pytest.importorskip("torch")
 pytestmark = needs_clang
 
-_OLDER = """v_mfma_f64_16x16x4_f64 v_mfma_f64_4x4x4_4b_f64 v_mfma_f32_32x32x1_2b_f32 v_mfma_f32_16x16x1_4b_f32
-v_mfma_f32_4x4x1_16b_f32 v_mfma_f32_32x32x2_f32 v_mfma_f32_16x16x4_f32 v_mfma_f32_32x32x4_2b_f16
-v_mfma_f32_16x16x4_4b_f16 v_mfma_f32_4x4x4_16b_f16 v_mfma_f32_32x32x8_f16 v_mfma_f32_16x16x16_f16
-v_mfma_f32_32x32x4_2b_bf16 v_mfma_f32_16x16x4_4b_bf16 v_mfma_f32_4x4x4_16b_bf16 v_mfma_f32_32x32x8_bf16
-v_mfma_f32_16x16x16_bf16 v_mfma_i32_32x32x4_2b_i8 v_mfma_i32_16x16x4_4b_i8 v_mfma_i32_4x4x4_16b_i8""".split()
-_OF_GFX90A = """v_mfma_i32_32x32x8_i8 v_mfma_i32_16x16x16_i8 v_mfma_f32_32x32x2_2b_bf16 v_mfma_f32_16x16x2_4b_bf16
-v_mfma_f32_4x4x2_16b_bf16 v_mfma_f32_32x32x4_bf16 v_mfma_f32_16x16x8_bf16""".split()
+_OLDER = [
+    "v_mfma_f64_16x16x4_f64",
+    "v_mfma_f64_4x4x4_4b_f64",
+    "v_mfma_f32_32x32x1_2b_f32",
+    "v_mfma_f32_16x16x1_4b_f32",
+    "v_mfma_f32_4x4x1_16b_f32",
+    "v_mfma_f32_32x32x2_f32",
+    "v_mfma_f32_16x16x4_f32",
+    "v_mfma_f32_32x32x4_2b_f16",
+    "v_mfma_f32_16x16x4_4b_f16",
+    "v_mfma_f32_4x4x4_16b_f16",
+    "v_mfma_f32_32x32x8_f16",
+    "v_mfma_f32_16x16x16_f16",
+    "v_mfma_f32_32x32x4_2b_bf16",
+    "v_mfma_f32_16x16x4_4b_bf16",
+    "v_mfma_f32_4x4x4_16b_bf16",
+    "v_mfma_f32_32x32x8_bf16",
+    "v_mfma_f32_16x16x16_bf16",
+    "v_mfma_i32_32x32x4_2b_i8",
+    "v_mfma_i32_16x16x4_4b_i8",
+    "v_mfma_i32_4x4x4_16b_i8",
+]
+_OF_GFX90A = [
+    "v_mfma_i32_32x32x8_i8",
+    "v_mfma_i32_16x16x16_i8",
+    "v_mfma_f32_32x32x2_2b_bf16",
+    "v_mfma_f32_16x16x2_4b_bf16",
+    "v_mfma_f32_4x4x2_16b_bf16",
+    "v_mfma_f32_32x32x4_bf16",
+    "v_mfma_f32_16x16x8_bf16",
+]
 _NEWER = ["v_mfma_i32_32x32x16_i8", "v_mfma_i32_16x16x32_i8"] + [
     f"v_mfma_f32_{shape}_{a}_{b}" for shape in ("16x16x32", "32x32x16") for a in ("fp8", "bf8") for b in ("fp8", "bf8")
 ]
 _OF_GFX942 = ["v_mfma_f32_16x16x8_xf32", "v_mfma_f32_32x32x4_xf32"]
-_OF_GFX950 = """v_mfma_f32_16x16x32_f16 v_mfma_f32_32x32x16_f16 v_mfma_f32_16x16x32_bf16 v_mfma_f32_32x32x16_bf16
-v_mfma_i32_16x16x64_i8 v_mfma_i32_32x32x32_i8""".split()
+_OF_GFX950 = [
+    "v_mfma_f32_16x16x32_f16",
+    "v_mfma_f32_32x32x16_f16",
+    "v_mfma_f32_16x16x32_bf16",
+    "v_mfma_f32_32x32x16_bf16",
+    "v_mfma_i32_16x16x64_i8",
+    "v_mfma_i32_32x32x32_i8",
+]
 CASES = [
     *(("gfx90a", name) for name in (*_OLDER, *_OF_GFX90A)),
     *(("gfx942", name) for name in (*_OLDER, *_NEWER, *_OF_GFX942)),

@@ -207,8 +207,10 @@ def parts(word, bits, signed):
 @pytest.mark.parametrize(
     ("archs", "name", "bits", "signs"),
     [
-        (("gfx90a", "gfx942", "gfx950"), "v_dot4_i32_i8", 8, (1, 1)), (("gfx90a", "gfx950"), "v_dot8_i32_i4", 4, (1, 1)),
-        (("gfx90a", "gfx1100", "gfx1201"), "v_dot4_u32_u8", 8, (0, 0)), (("gfx90a", "gfx1100"), "v_dot8_u32_u4", 4, (0, 0)),
+        (("gfx90a", "gfx942", "gfx950"), "v_dot4_i32_i8", 8, (1, 1)),
+        (("gfx90a", "gfx950"), "v_dot8_i32_i4", 4, (1, 1)),
+        (("gfx90a", "gfx1100", "gfx1201"), "v_dot4_u32_u8", 8, (0, 0)),
+        (("gfx90a", "gfx1100"), "v_dot8_u32_u4", 4, (0, 0)),
         (("gfx90a", "gfx942"), "v_dot2_i32_i16", 16, (1, 1)), (("gfx90a", "gfx942"), "v_dot2_u32_u16", 16, (0, 0)),
         (("gfx1100", "gfx1201"), "v_dot4_i32_iu8", 8, (1, 0)), (("gfx1100", "gfx1201"), "v_dot8_i32_iu4", 4, (0, 1)),
     ],

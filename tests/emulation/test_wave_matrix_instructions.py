@@ -53,7 +53,7 @@ def run_wmma(case, *, modifiers="", seed=1, c=None, high=False):
             words[register, lane] |= np.uint32(code << 16 * (part or high) & 0xFFFFFFFF)
     if half and arch == "gfx1100":  # what the other half holds stays there
         words |= np.uint32(0x1234 << (0 if high else 16))
-    given = {at: word for at, word in enumerate(a_words)} | {16 + at: word for at, word in enumerate(b_words)}
+    given = dict(enumerate(a_words)) | {16 + at: word for at, word in enumerate(b_words)}
     given |= {32 + at: word for at, word in enumerate(words)}
     names = [
         f"v[{begin}:{begin + n - 1}]" if n > 1 else f"v{begin}"
@@ -145,15 +145,16 @@ def test_formats_of_gfx950_are_those_that_modifiers_name(a, b, side, scaled):
         values.append(value)
     generator = np.random.default_rng(5)
     scales = generator.integers(125, 130, (2, 64, 4)).astype(np.uint8)
-    given = {at: word for at, word in enumerate(sources[0])} | {16 + at: word for at, word in enumerate(sources[1])}
+    given = dict(enumerate(sources[0])) | {16 + at: word for at, word in enumerate(sources[1])}
     given |= {48 + at: scales[at].reshape(64, 4).view(np.uint32)[:, 0] for at in (0, 1)}
     results = side * side // 64
     names = [f"v[{begin}:{begin + len(words) - 1}]" for begin, words in zip((0, 16), sources, strict=True)]
     into = f"v[64:{63 + results}]"
     formats = f"cbsz:{SMALL.index(a)} blgp:{SMALL.index(b)}"
     name = f"_f32_{side}x{side}x{k}_f8f6f4"
+    bytes_of = "op_sel:[1,0,0] op_sel_hi:[0,1,0]"  # the second byte of the first scale, the third of the second
     if scaled:
-        text = f"v_mfma_scale{name} {into}, {names[0]}, {names[1]}, 1.0, v48, v49 op_sel:[1,0,0] op_sel_hi:[0,1,0] {formats}"
+        text = f"v_mfma_scale{name} {into}, {names[0]}, {names[1]}, 1.0, v48, v49 {bytes_of} {formats}"
         for which, byte in ((0, 1), (1, 2)):
             scale = np.exp2(scales[which, :, byte].astype(np.float64) - 127)
             for lane in range(64):
