@@ -290,3 +290,13 @@ def test_transposed_loads_give_each_of_16_lanes_a_column(name, bits):
             whole >> 32 * at & 0xFFFFFFFF for at in range(registers)
         ]
     assert ran.finding_kinds == frozenset()
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx1100", "gfx1201"])
+def test_a_packed_sum_of_products_takes_each_half_by_itself(arch):
+    values = np.random.default_rng(14).standard_normal((3, lanes(arch), 2)).astype(np.float16)
+    words = {at: row.view(np.uint32)[:, 0] for at, row in enumerate(values)}
+    ran = run_single(arch, "v_pk_fmac_f16 v2, v0, v1", vgprs=words)
+    a, b, c = values.astype(np.float64)
+    found = np.ascontiguousarray(ran.vgpr(2)).view(np.float16).reshape(-1, 2)
+    assert np.array_equal(found, (a * b + c).astype(np.float16))
