@@ -319,7 +319,7 @@ UNITS = {
 
 def difference(case: Case, expected: State, got: State) -> str:
     """What differs, in words; empty where nothing does."""
-    result = case.operands.get("vdst")
+    result = case.operands.get("vdst") or case.operands.get("vdata")
     both = [(case, result)] + ([(case.second, case.second.operands.get("vdst"))] if case.second else [])
     unlike = np.argwhere(expected.vector != got.vector)
     for register, lane in unlike:

@@ -78,7 +78,9 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
     if one.encoding in ("VOP3", "VOP3SD"):
         for _ in range(2):
             yield _texted(_with_signs(base, draw, "neg and abs"))
-        yield _texted(replace(base, clamp=True, variant="clamp"))
+        if is_float or any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_")):
+            if not one.name.startswith(("v_pack", "v_cmp")):
+                yield _texted(replace(base, clamp=True, variant="clamp"))
         if is_float:
             yield _texted(replace(base, omod=draw.choice((1, 2, 3)), clamp=draw.random() < 0.3, variant="omod"))
         if any(bits == 16 for _, bits, _ in one.fields.values()):
@@ -371,7 +373,7 @@ def _scalar_memory(arch: str, one: Instruction, draw: random.Random) -> Iterator
 
 def _lds(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
     once = "VGPR[" in one.pseudocode
-    two = any(part in one.name for part in ("read2", "write2", "2addr", "wrxchg2"))
+    two = not once and any(part in one.name for part in ("read2", "write2", "2addr", "wrxchg2"))
     for turn in range(3):
         operands = {
             name: Operand("v", VECTOR_AT[name], bits, form)
@@ -386,6 +388,7 @@ def _lds(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
             text += f" offset0:{case.offsets[0]} offset1:{case.offsets[1]}"
         else:
             case.offset = 16 * draw.randrange(16) if turn else 0
+            case.offsets = case.offset & 255, case.offset >> 8
             text += f" offset:{case.offset}" if case.offset else ""
         if once:
             case.offset = 4 * draw.randrange(8)
@@ -415,7 +418,7 @@ def _memory(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
             ops.pop("data", None)
         case = Case(arch, one.name, one.encoding, one.pseudocode, [], ops, variant=f"memory {turn}")
         case.exec_mask = _some(draw, arch) if turn > 1 else -1
-        case.offset = 4 * draw.randrange(8) if turn else 0
+        case.offset = (8 if "64" in one.name or "x2" in one.name else 4) * draw.randrange(4) if turn else 0
         glc = ("sc0" if arch in ("gfx942", "gfx950") else "glc" if not arch.startswith("gfx12") else "th:TH_ATOMIC_RETURN") if returns else ""
         case.variant += " glc" if returns else ""
         to = register(ops["vdst"], halves=False) if "vdst" in ops else ""

@@ -55,11 +55,54 @@ def plain_name(name: str) -> str:
     return re.sub(r"_e(32|64)$", "", name.lower())
 
 
-# Where the documents' pseudocode is known to be wrong or loose, what is evaluated instead, and why.
-CORRECTIONS: dict[str, tuple[str, str]] = {}
+# Where the documents' pseudocode is known to be wrong or loose, what is evaluated instead, and why. ``{t}`` is the type.
+_ROUND = ("its formula loses -0 and rounds twice; the words say nearest, ties to even", "D0.{t} = round_even(S0.{t})")
+_FRACT = (
+    "the sum rounds to 1.0 for small negative numbers; the unit stays below 1",
+    "if !isNAN(S0.{t}) && abs(S0.{t}) != INF.{t} then\ntmp = S0.{t} + -floor(S0.{t});\n"
+    "D0.{t} = tmp < 1.0 ? tmp : most_below_one(S0.{t})\nelse\nD0.{t} = NAN.{t}\nendif",
+)
+_EXPONENT = (
+    "exponent() of a subnormal is that of its first one, as LLVM's frexp relies on",
+    "if isNAN(S0.{t}) || abs(S0.{t}) == INF.{t} then\nD0.i32 = 0\nelse\nD0.i32 = normal_exponent(S0.{t})\nendif",
+)
+_FMAS = (
+    "2**32 undoes no scale of v_div_scale (2**64): the factor is 2**64 or 2**-64 by the third source, rounded once",
+    "if VCC.u64[laneId] then\nD0.{t} = fma_scaled(S0.{t}, S1.{t}, S2.{t})\nelse\n"
+    "D0.{t} = fma(S0.{t}, S1.{t}, S2.{t})\nendif",
+)
+_SIN = ("2 pi is rounded in the formula; the unit takes turns", "D0.{t} = sin_turns(S0.{t})")
+_COS = ("as of the sine", "D0.{t} = cos_turns(S0.{t})")
+CORRECTIONS: dict[str, tuple[str, str]] = {
+    **{f"{start}_rndne_{t}": _ROUND for start in "vs" for t in ("f16", "f32", "f64")},
+    **{f"v_fract_{t}": _FRACT for t in ("f16", "f32", "f64")},
+    **{f"v_frexp_exp_{i}_{t}": _EXPONENT for i, t in (("i32", "f32"), ("i32", "f64"))},
+    **{f"v_div_fmas_{t}": _FMAS for t in ("f32", "f64")},
+    **{f"v_sin_{t}": _SIN for t in ("f16", "f32")},
+    **{f"v_cos_{t}": _COS for t in ("f16", "f32")},
+    "v_cvt_off_f32_i4": ("its table is in no document but as words: i4 / 16", "D0.f32 = offset_of_4_bits(S0)"),
+    "v_frexp_exp_i16_f16": (
+        _EXPONENT[0],
+        "if isNAN(S0.f16) || abs(S0.f16) == INF.f16 then\nD0.i16 = 0\nelse\nD0.i16 = normal_exponent(S0.f16)\nendif",
+    ),
+    "v_swap_b32": ("", "tmp = D0.b32"),
+}
+_LDEXP = "D0.{t} = ldexp(S0.{t}, {by})"
+# v_div_scale's fourth case: 2**64 overflows there; the sequence of a division needs 2**-64 for v_div_fmas to undo.
+_SCALES = {"v_div_scale_f32": ("ldexp(S0.f32, 64)", "ldexp(S0.f32, -64)"), "v_div_scale_f64": ("ldexp(S0.f64, 128)", "ldexp(S0.f64, -128)")}
 
 
 def corrected(name: str, table: str, text: str) -> str:
     """The pseudocode, or what stands for it."""
-    found: Any = CORRECTIONS.get(name)
-    return found[1] if found else text
+    kind = name.rsplit("_", 1)[-1]
+    if name in CORRECTIONS:
+        return CORRECTIONS[name][1].replace("{t}", kind)
+    if name.startswith("v_ldexp"):  # 2**S1 overflows before the product does
+        return _LDEXP.replace("{t}", kind).replace("{by}", "S1.i16" if kind == "f16" else "S1.i32")
+    if name in _SCALES:
+        begin = text.index("elsif ((1.0 /")
+        first, rest = text[:begin], text[begin:]
+        text = f"D0 = S0;\n{first}{rest.replace(*_SCALES[name], 1)}"
+        # the inverse is subnormal in the sources' format
+        return text.replace("1.0 / 64'F(S1.f32) == DENORM.f64", "1.0F / S1.f32 == DENORM.f32")
+    return text

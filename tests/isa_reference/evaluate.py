@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isa_reference import floats
@@ -97,6 +97,7 @@ class Evaluator:
     hooks: dict[str, Callable[..., Value]] = field(default_factory=dict)
     flushed: frozenset[str] = frozenset({"S0", "S1", "S2"})
     mode_rounding: int | None = None
+    clamped: tuple[str, ...] = ("D0",)
 
     def run(self, statements: Sequence[Node]) -> None:
         """Execute statements in order."""
@@ -105,7 +106,10 @@ class Evaluator:
 
     def _do_assign(self, node: Node) -> None:
         _, targets, op, expression = node
-        value = self.value(expression)
+        if "clamp" in self.hooks and expression[0] == "field" and expression[1] == ("name", "tmp") and expression[2][0] in "ui":
+            value = replace(self.names["tmp"], kind=expression[2][0])  # before it is cut to its size
+        else:
+            value = self.value(expression)
         if op:
             value = self._binary(op, self.value(targets[0]), value)
         for target in reversed(targets):
@@ -203,6 +207,9 @@ class Evaluator:
         _, inside, high, low = node
         top, bottom = self.value(high).value, self.value(low).value
         kind = self.value(inside)
+        if top < bottom:  # bits in the other order
+            made = sum((kind.value >> bottom - i & 1) << i for i in range(bottom - top + 1))
+            return Value(kind.kind, bottom - top + 1, made)
         made = kind.value >> bottom & ((1 << (top - bottom + 1)) - 1)
         return Value("u" if kind.kind in "ui" else "b", top - bottom + 1, made)
 
@@ -260,12 +267,25 @@ class Evaluator:
             if op in ("&&", "||"):
                 left = self.value(first).truth
                 return unsigned(int(left and self.value(second).truth if op == "&&" else left or self.value(second).truth), 1)
+            if op == "==" and (special := self._special_equal(first, second)) is not None:
+                return unsigned(int(special), 1)
             a, b = self.value(first), self.value(second)
         else:
             op, a, b = arguments
         if a.is_float or b.is_float:
             return self._float_binary(op, a, b)
         return _whole_binary(op, a, b)
+
+    def _special_equal(self, first: Node, second: Node) -> bool | None:
+        """``x == -0.0`` and ``x == +0.0`` mean the sign too; ``x == DENORM.f32`` asks for the class."""
+        if second[0] == "field" and second[1] == ("name", "DENORM"):
+            form = FORMATS[second[2]]
+            bits = self._converted(self.value(first), form)
+            return floats.is_subnormal(bits, form)
+        if second[0] == "unary" and second[2][0] == "number" and second[2][1] == "f" and second[2][3] == 0.0:
+            value = self.value(first)
+            return value.bits == (value.form.sign if second[1] == "-" else 0)
+        return None
 
     def _float_binary(self, op: str, a: Value, b: Value) -> Value:
         form = max((v.form for v in (a, b) if v.is_float), key=lambda f: f.width)
@@ -281,7 +301,8 @@ class Evaluator:
             return unsigned(int(compared[op]), 1)
         mode = self.rounding(form)
         if op == "**":
-            return Value(kind, form.width, floats.from_python(math.pow(floats.to_python(x, form), floats.to_python(y, form)), form))
+            power = max(-5000, min(5000, b.value if not b.is_float else int(floats.to_python(y, form))))
+            return Value(kind, form.width, floats.rounded((0, 1, power), form))
         make = {"+": floats.add, "-": floats.add, "*": floats.multiply, "/": floats.divide}[op]
         bits = make(x, y ^ form.sign if op == "-" and not floats.is_nan(y, form) else y, form, mode)
         return Value(kind, form.width, self.modes.given(bits, form))
@@ -341,6 +362,8 @@ class Evaluator:
         if kind == "name":
             name = target[1]
             old = self.names.get(name)
+            if name == "ROUND_MODE":
+                self.mode_rounding = value.value if value.value < 4 else None
             if name in ("SCC", "ROUND_MODE") or old is None or not name.startswith(("D0", "D1", "S0", "VCC", "EXEC")):
                 declared = old is not None and name == "result"
                 self.names[name] = Value(old.kind, old.width, value.bits) if declared and old else value
@@ -369,7 +392,9 @@ class Evaluator:
         width = 16 if name == "bf16" else int(name[1:])
         if value.is_float and name[0] in "fb" and name not in ("b16", "b32", "b64") and _form(name) is not value.form:
             value = Value("f", width, self._converted(value, _form(name)))
-        if "clamp" in self.hooks and inside[0] in ("name", "slice") and _root(inside) == "D0":
+        if value.is_float and _root(inside) in ("D0", "tmp") and name[0] in "fb" and name not in ("b32", "b64"):
+            value = Value(value.kind, value.width, self.modes.given(value.bits, value.form))
+        if "clamp" in self.hooks and inside[0] in ("name", "slice") and _root(inside) in self.clamped:
             value = self.hooks["clamp"](value, name)
         raw = value.value & ((1 << width) - 1)
         if inside[0] == "slice":

@@ -10,6 +10,15 @@ from isa_reference.floats import BF16, F16, F32, F64, Format
 from isa_reference.state import EXEC, M0, VCC, Case, Operand, State
 from isa_reference.syntax import parse
 
+UNITS_FLUSH = tuple(f"{start}{unit}" for start in ("v_", "v_s_") for unit in ("exp_", "log_", "rcp_", "rsq_", "sqrt_", "sin_", "cos_"))
+# CDNA's 16-bit instructions of three sources, and the signed sums, leave the other half as it is (LLVM's
+# zeroesHigh16BitsOfDest lists those that clear it).
+_KEEP_HIGH = frozenset(
+    f"v_{what}" for what in (
+        "fma_f16", "mad_u16", "mad_i16", "mad_f16", "div_fixup_f16", "add_i16", "sub_i16",
+        *(f"{part}3_{kind}" for part in ("min", "max", "med") for kind in ("f16", "i16", "u16")),
+    )
+)  # fmt: skip
 _MEMORY = {"DS", "GLOBAL", "VGLOBAL", "FLAT", "VFLAT", "SCRATCH", "VSCRATCH", "MUBUF", "VBUFFER"}
 
 
@@ -71,10 +80,10 @@ def _source(case: Case, name: str, state: State, lane: int) -> int:
     bits = _plain(operand, state, lane)
     if case.encoding == "VOP3P":
         return _packed_source(case, name, bits)
-    if operand.bits == 16 and operand.kind != "c":
-        bits = (bits >> 16 if operand.high else bits) & 0xFFFF
     if case.sdwa and name in ("src0", "src1", "vsrc1"):
         bits = _selected(bits, case.sdwa[2 if name == "src0" else 3], operand.sext)
+    if operand.bits == 16 and operand.kind != "c":
+        bits = (bits >> 16 if operand.high else bits) & 0xFFFF
     return _modified(operand, bits)
 
 
@@ -142,7 +151,7 @@ def _common(case: Case, state: State, other: Any, lane: int) -> Evaluator:
         "M0": Value("b", 32, int(state.scalar[M0])), "WAVE_MODE.IEEE": Value("u", 1, 0),
         "WAVE32": Value("u", 1, int(state.lanes == 32)), "WAVE64": Value("u", 1, int(state.lanes == 64)),
         "wave32": Value("u", 1, int(state.lanes == 32)), "MODE.IEEE": Value("u", 1, 0),
-        "ROUND_MODE": Value("u", 2, 0), "ROUND_NEAREST_EVEN": Value("u", 2, 0),
+        "ROUND_MODE": Value("u", 8, 4), "ROUND_NEAREST_EVEN": Value("u", 8, 0), "ROUND_TOWARD_ZERO": Value("u", 8, 3),
         "OFFSET": Value("u", 16, case.offset), "OPSEL": Value("u", 3, case.select & 7),
         "OPSEL_HI": Value("u", 3, case.select_high & 7), "SIMM32": Value("b", 32, case.literal),
         "SIMM16": Value("b", 16, case.immediate & 0xFFFF), "TTBL": Value("b", 8, case.bitop),
@@ -150,7 +159,10 @@ def _common(case: Case, state: State, other: Any, lane: int) -> Evaluator:
         "INST.NEG": Value("u", 3, case.bitop & 7), "OFFSET0": Value("u", 8, case.offsets[0]),
         "OFFSET1": Value("u", 8, case.offsets[1]), "DENORM.f32": Value("f", 32, 1),
     }  # fmt: skip
-    return Evaluator(modes(case.mode), names, {}, other)
+    e = Evaluator(modes(case.mode), names, {}, other)
+    if case.name.startswith(UNITS_FLUSH) and case.name.endswith("f32"):  # units that know no subnormals
+        e.modes = Modes(e.modes.round32, e.modes.round16_64, False, False, e.modes.keep_in16_64, e.modes.keep_out16_64)
+    return e
 
 
 def _vector(case: Case, old: State, new: State, other: Any) -> None:
@@ -166,6 +178,8 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
         if sources is None:
             continue
         e = _common(case, old, other, lane)
+        if "class" in case.name:
+            e.flushed = frozenset()
         names = e.names
         for i, (name, bits) in enumerate(sources.items()):
             width = max(32, case.operands[name].words * 32)
@@ -187,6 +201,7 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
             names["D0"] = Value("b", 64, 0)
         names["D1"] = Value("b", 64, 0)
         if case.clamp and not case.omod:
+            e.clamped = ("D0", "tmp") if case.encoding == "VOP3P" else ("D0",)
             e.hooks["clamp"] = lambda value, kind: _clamped(value, kind, packed=case.encoding == "VOP3P")
         if case.name.startswith("v_div_scale"):
             names["VCC"] = Value("b", 64, 0)
@@ -280,7 +295,7 @@ def _write(case: Case, result: Operand, new: State, lane: int, before: int, afte
 
 def _keeps_high(case: Case) -> bool:
     """CDNA clears the other half of 16-bit results, but for those whose documents say that it is preserved."""
-    return "preserved" in case.pseudocode or "mixlo" in case.name or bool(case.select >> 3 & 1)
+    return case.name in _KEEP_HIGH or "preserved" in case.pseudocode or "mixlo" in case.name or bool(case.select >> 3 & 1)
 
 
 def _scaled(case: Case, bits: int, form: Format) -> int:
@@ -352,6 +367,7 @@ def _scalar(case: Case, old: State, new: State, other: Any) -> None:
     if exec_wrote:
         new.set_scalars(EXEC, case.lanes // 32, names["EXEC"].value)
     new.scc = int(names["SCC"].truth)
+    new.scalar[M0] = names["M0"].bits
     if to is not None and not case.name.startswith(("s_cmpk", "s_movreld")):
         new.set_scalars(to.index, to.words, names["SDATA" if case.encoding == "SMEM" else "D0"].value)
 

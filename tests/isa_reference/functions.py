@@ -73,7 +73,7 @@ def _by_python(compute: Callable[[float], float]) -> Function:
             made = compute(floats.to_python(v.bits, v.form))
         except (ValueError, OverflowError):
             made = math.nan
-        return _like(v, floats.from_python(made, v.form))
+        return _like(v, e.modes.given(floats.from_python(made, v.form), v.form))
 
     return run
 
@@ -86,7 +86,47 @@ def _pow(e: Evaluator, base: Value, power: Value) -> Value:
     x = floats.to_python(power.bits, power.form)
     made = math.inf if x > 1100 else 0.0 if x < -1200 else math.nan if math.isnan(x) else 2.0**x
     assert floats.to_python(base.bits, base.form) == 2.0
-    return _like(power, floats.from_python(made, power.form))
+    return _like(power, e.modes.given(floats.from_python(made, power.form), power.form))
+
+
+def _turns(compute: Callable[[float], float]) -> Function:
+    """Of an angle in turns; beyond 256 turns the documents give no result."""
+
+    def run(e: Evaluator, v: Value) -> Value:
+        x = floats.to_python(v.bits, v.form)
+        made = math.nan if math.isinf(x) or math.isnan(x) else compute(math.fmod(x, 1.0) * 2 * math.pi)
+        if x == 0 and made == 0:
+            made = x
+        return _like(v, e.modes.given(floats.from_python(made, v.form), v.form))
+
+    return run
+
+
+def _fma_scaled(e: Evaluator, a: Value, b: Value, c: Value) -> Value:
+    """The sum times 2**64 or 2**-64 (2**128 of float64), as the third source's exponent says, rounded once."""
+    form = a.form
+    plain = floats.fma(a.bits, b.bits, c.bits, form, e.rounding(form))
+    sources = (a.bits, b.bits, c.bits)
+    if any(floats.is_nan(bits, form) or floats.is_infinite(bits, form) for bits in sources):
+        return _like(a, plain)
+    product = floats.multiply_exact(floats.exact(a.bits, form), floats.exact(b.bits, form))
+    sign, m, at = floats.add_exact(product, floats.exact(c.bits, form), down=e.rounding(form) == floats.DOWN)
+    by = 64 if form is F32 else 128
+    large = c.bits >> form.mantissa & ((1 << form.exponent) - 1) > form.bias
+    made = floats.rounded((sign, m, at + (by if large else -by)), form, e.rounding(form))
+    return _like(a, e.modes.given(made, form))
+
+
+def _normal_exponent(e: Evaluator, v: Value) -> Value:
+    """frexp's: of a subnormal that of its first one."""
+    if v.bits & ~v.form.sign == 0:
+        return Value("i", 32, 0)
+    _, m, at = floats.exact(v.bits, v.form)
+    return Value("i", 32, at + m.bit_length())
+
+
+def _offset_of_4_bits(e: Evaluator, v: Value) -> Value:
+    return Value("f", 32, floats.from_python(signed(v.bits & 15, 4) / 16, F32))
 
 
 def _sqrt(e: Evaluator, v: Value) -> Value:
@@ -155,6 +195,9 @@ FUNCTIONS: dict[str, Function] = {
     "exponent": _exponent, "mantissa": _mantissa, "ldexp": _ldexp, "fma": _fma, "sqrt": _sqrt, "fract": _fract,
     "trunc": _whole(floats.ZERO), "floor": _whole(floats.DOWN), "ceil": _whole(floats.UP),
     "isEven": _is_even, "pow": _pow, "log2": _by_python(_log2), "sin": _by_python(math.sin), "cos": _by_python(math.cos),
+    "sin_turns": _turns(math.sin), "cos_turns": _turns(math.cos), "fma_scaled": _fma_scaled,
+    "round_even": _whole(floats.NEAREST), "normal_exponent": _normal_exponent, "offset_of_4_bits": _offset_of_4_bits,
+    "most_below_one": lambda e, v: _like(v, v.form.bias * (1 << v.form.mantissa) - 1),
     "signext": lambda e, v: Value("i", 64, signed(v.bits, v.width)),
     "signext_from_bit": _sign_from_bit,
     "count_ones": lambda e, v: Value("i", 32, v.bits.bit_count()),
