@@ -105,6 +105,15 @@ extern "C" __global__ void indexed_registers(const int* order, int* out) {
   out[threadIdx.x] = sum;
 }
 
+// the first wave waits until the last one has written, without a barrier
+extern "C" __global__ void handed_over(int* flag, int* out) {
+  if (threadIdx.x == 0) {
+    while (__hip_atomic_load(flag, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP) == 0) {}
+    out[0] = 5;
+  }
+  if (threadIdx.x == 255) __hip_atomic_store(flag, 1, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+
 extern "C" __global__ void half_norm(const _Float16* x, _Float16* out, int n) {
   int at = blockIdx.x * blockDim.x + threadIdx.x;
   if (at < n) out[at] = x[at] * x[at] + (_Float16)0.5f * x[at] - (_Float16)1.0f;
@@ -112,7 +121,7 @@ extern "C" __global__ void half_norm(const _Float16* x, _Float16* out, int n) {
 """
 NAMES = (
     "gelu", "reversed", "reversed_without_barrier", "unwritten", "row_sums", "mix64", "divide", "doubles", "where",
-    "called", "private_array", "indexed_registers", "half_norm",
+    "called", "private_array", "indexed_registers", "handed_over", "half_norm",
 )  # fmt: skip
 
 

@@ -23,12 +23,13 @@ from portakernel.emulation import abi
 from portakernel.emulation.arch import ARCHS, Arch
 from portakernel.emulation.build import handler
 from portakernel.emulation.code_object import LoadedObject
-from portakernel.emulation.decoder import Record, decode
+from portakernel.emulation.decoder import decode
 from portakernel.emulation.finding import Kind
 from portakernel.emulation.launch import run
 from portakernel.emulation.lines import Lines
 from portakernel.emulation.memory import CODE_BASE, Memory
 from portakernel.emulation.program import Program
+from portakernel.emulation.record import Record
 from portakernel.native.elf import Elf
 
 CLANG = next(filter(None, map(shutil.which, ("clang-22", "clang-21", "clang-20", "clang"))), None)

@@ -1,8 +1,9 @@
 """AMD's machine code on the CPU, instruction by instruction: what a kernel computes, touches and executes.
 
 ``emulate`` (``launch``) loads a code object (``code_object``), decodes its .text once (``encodings``, ``decoder``,
-``program``) into records that the engine executes (``engine/``, compiled by ``build``), gives it the arguments' memory
-(``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows source lines.
+``program``) into records (``record``) that the engine executes (``engine/``, compiled by ``build``), gives it the
+arguments' memory (``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows
+source lines.
 
 The engine, one file per family of instructions, each of which registers handlers by the documents' names:
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from portakernel.emulation.build import family
-from portakernel.emulation.decoder import Record
+from portakernel.emulation.record import Record
 
 _WIDTHS = {
     "byte": 1, "ubyte": 1, "sbyte": 1, "u8": 1, "i8": 1, "b8": 1, "short": 2, "ushort": 2, "sshort": 2, "u16": 2,

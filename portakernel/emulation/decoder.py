@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from portakernel.emulation import abi
 from portakernel.emulation.arch import Arch
 from portakernel.emulation.encodings import Encoding, encodings, vopd_names
+from portakernel.emulation.record import Record
 
 _ACCUMULATING = ("v_fmac", "v_mac_", "v_pk_fmac", "v_dot2c", "v_dot4c", "v_dot8c", "v_dot2acc", "s_fmac")
 _WITH_CARRY_IN = ("v_cndmask", "v_addc_co", "v_subb_co", "v_subbrev_co", "v_add_co_ci", "v_sub_co_ci", "v_subrev_co_ci")
@@ -22,51 +23,6 @@ _SDWA_CODE, _DPP16_CODE, _DPP8_CODES = 249, 250, (233, 234)
 _VECTOR = frozenset(
     {"VOP1", "VOP1_SDST", "VOP2", "VOPC", "VOP3", "VOP3_SDST", "VOP3SD", "VOP3P", "VOP3P_MFMA", "VOP3PX2"}
 )
-
-
-@dataclass(slots=True)
-class Record:
-    """One instruction before it is packed; the fields are those of ``engine/abi.h``'s Op."""
-
-    name: str
-    offset: int
-    size: int
-    encoding: str = ""
-    dst: int = abi.NO_OPERAND
-    sdst: int = abi.NO_OPERAND
-    src: list[int] = field(default_factory=lambda: [abi.NO_OPERAND] * 4)
-    literal: int = 0
-    imm: int = 0
-    pair: int = -1
-    flags: int = 0
-    neg: int = 0
-    abs: int = 0
-    neg_hi: int = 0
-    op_sel: int = 0
-    op_sel_hi: int = 0
-    clamp: int = 0
-    omod: int = 0
-    permute: int = 0
-    dpp_ctrl: int = 0
-    row_mask: int = 0
-    bank_mask: int = 0
-    lane_select: int = 0
-    sdwa: tuple[int, int, int, int] = (6, 0, 6, 6)
-    cbsz: int = 0
-    abid: int = 0
-    blgp: int = 0
-    cache: int = 0
-    scale: tuple[int, int] = (abi.NO_OPERAND, abi.NO_OPERAND)
-    raw: bytes = b""
-
-    def pack(self, handler: int) -> bytes:
-        """The record's bytes."""
-        return abi.OP.pack(
-            handler, self.size, self.offset, self.dst, self.sdst, *self.src, self.literal, self.imm, self.pair,
-            self.flags, self.neg, self.abs, self.neg_hi, self.op_sel, self.op_sel_hi, self.clamp, self.omod,
-            self.permute, self.dpp_ctrl, self.row_mask, self.bank_mask, self.lane_select, *self.sdwa, self.cbsz,
-            self.abid, self.blgp, self.cache, *self.scale,
-        )  # fmt: skip
 
 
 def decode(text: bytes, arch: Arch) -> tuple[list[Record], list[Record]]:
@@ -91,7 +47,7 @@ def decode(text: bytes, arch: Arch) -> tuple[list[Record], list[Record]]:
 def _decode(text: bytes, at: int, arch: Arch, halves: list[Record]) -> Record:
     window = text[at : at + 20]
     raw = int.from_bytes(window, "little")
-    for encoding in _candidates(arch.table, raw >> 23 & 0x1FF):
+    for encoding in _candidates(arch.table, arch.name, raw >> 23 & 0x1FF):
         if len(window) >= encoding.size and encoding.matches(raw):
             break
     else:
@@ -108,9 +64,9 @@ def _decode(text: bytes, at: int, arch: Arch, halves: list[Record]) -> Record:
 
 
 @functools.cache
-def _candidates(table: str, top: int) -> tuple[Encoding, ...]:
+def _candidates(table: str, arch: str, top: int) -> tuple[Encoding, ...]:
     """Those whose fixed bits agree with the nine topmost of the first word."""
-    return tuple(e for e in encodings(table) if not (top << 23 ^ e.fixed) & e.fixed_mask & 0xFF800000)
+    return tuple(e for e in encodings(table, arch) if not (top << 23 ^ e.fixed) & e.fixed_mask & 0xFF800000)
 
 
 @dataclass(slots=True)
@@ -385,7 +341,8 @@ def _memory(word: _Word) -> None:
         record.imm = word.signed("ioffset", 24)
     else:
         record.imm = word.bits("offset") & 0xFFF if flat and cdna else word.signed("offset", 13)
-    record.cache = word.bits("sc0") | word.bits("nt") << 1 | word.bits("sc1") << 2
+    # set where other waves are to see the access: atomic loads and stores
+    record.cache = word.bits("sc0") | word.bits("sc1") | word.bits("glc") | word.bits("scope")
     returns = word.bits("th") & 1 if word.has("th") else word.bits("sc0") | word.bits("glc")
     record.flags |= abi.RETURNS if returns else 0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from portakernel.emulation.errors import EmulationError
@@ -16,6 +17,22 @@ _ORDER = (
     "SCRATCH", "VSCRATCH", "FLAT", "VFLAT", "MUBUF", "VBUFFER", "SMEM", "SOP1", "SOP1_LIT", "SOPC", "SOPC_LIT", "SOPP",
     "SOPK", "SOPK_LIT", "VOPC", "VOPC_LIT", "VOP1_SDST", "VOP1", "VOP1_LIT", "SOP2", "SOP2_LIT", "VOP2", "VOP2_LIT",
 )  # fmt: skip
+
+
+# Where gfx90a's opcodes are not those of the newer CDNA that the table is of; names are of what does the same there.
+_GFX90A: Mapping[str, Mapping[int, str]] = {
+    "VOP2": {0x16: "v_mac_f32", 0x17: "v_madmk_f32", 0x18: "v_madak_f32"},
+    "VOP3": {0x116: "v_mac_f32", 0x1C0: "v_mad_legacy_f32", 0x1C1: "v_mad_f32"},
+    "VOP3P_MFMA": {
+        0x54: "v_mfma_i32_32x32x8_i8", 0x55: "v_mfma_i32_16x16x16_i8", 0x63: "v_mfma_f32_32x32x4_2b_bf16",
+        0x64: "v_mfma_f32_16x16x4_4b_bf16", 0x65: "v_mfma_f32_4x4x4_16b_bf16", 0x66: "v_mfma_f32_32x32x8_bf16",
+        0x67: "v_mfma_f32_16x16x16_bf16", 0x68: "v_mfma_f32_32x32x2_2b_bf16", 0x69: "v_mfma_f32_16x16x2_4b_bf16",
+        0x6B: "v_mfma_f32_4x4x2_16b_bf16", 0x6C: "v_mfma_f32_32x32x4_bf16", 0x6D: "v_mfma_f32_16x16x8_bf16",
+        0x6E: "v_mfma_f64_16x16x4_f64", 0x6F: "v_mfma_f64_4x4x4_4b_f64",
+    },
+    "MUBUF": {0x28: "buffer_wbl2", 0x29: "buffer_invl2", 0x3E: "buffer_wbinvl1", 0x3F: "buffer_wbinvl1_vol"},
+}  # fmt: skip
+_NOT_ON_GFX90A = ("smfmac", "fp8", "bf8", "f8f6f4", "scalef32", "v_mfma_f32_16x16x32", "v_mfma_f32_32x32x16", "bitop3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +72,10 @@ def plain_name(name: str) -> str:
 
 
 @functools.cache
-def encodings(table: str) -> tuple[Encoding, ...]:
-    """The encodings of ``cdna``, ``rdna3`` or ``rdna4``, in the order in which they are tried.
+def encodings(table: str, arch: str = "") -> tuple[Encoding, ...]:
+    """The encodings of ``cdna``, ``rdna3`` or ``rdna4`` in the order in which they are tried.
+
+    ``arch`` names one of the table's whose opcodes differ.
 
     Raises:
         EmulationError: tinygrad is not installed.
@@ -70,7 +89,14 @@ def encodings(table: str) -> tuple[Encoding, ...]:
             "pip install 'portakernel[emulate]'"
         ) from error
     found = [_encoding(name, getattr(module, name), dsl) for name in _ORDER if hasattr(module, name)]
-    return tuple(found)
+    return tuple(map(_of_gfx90a, found)) if arch == "gfx90a" else tuple(found)
+
+
+def _of_gfx90a(encoding: Encoding) -> Encoding:
+    kept = {number: name for number, name in encoding.names.items() if not any(p in name for p in _NOT_ON_GFX90A)}
+    literal = encoding.name == "VOP2" and not any("cndmask" in name for name in kept.values())
+    names = kept if literal else {**kept, **_GFX90A.get(encoding.name, {})}
+    return replace(encoding, names=names)
 
 
 @functools.cache

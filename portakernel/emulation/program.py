@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from portakernel.emulation import abi
 from portakernel.emulation.build import handler
 from portakernel.emulation.code_object import Kernel, LoadedObject, load
-from portakernel.emulation.decoder import Record, decode
+from portakernel.emulation.decoder import decode
 from portakernel.emulation.errors import EmulationError
 from portakernel.emulation.lines import Lines
+from portakernel.emulation.record import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,3 +161,12 @@ def test_float16_is_rounded_after_each_operation_or_fused(arch):
     wide = x.double()
     assert torch.allclose(out.double(), wide * wide + 0.5 * wide - 1, rtol=2e-3, atol=2e-3)
     assert ran.clean, ran.findings
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_wave_that_waits_for_another_lets_it_run(arch):
+    flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    ran = launch(arch, "handed_over", (1,), (256,), [flag, out])
+    assert (flag.item(), out.item(), ran.stopped) == (1, 5, False)
+    if arch not in ("gfx90a", "gfx1100"):  # whose atomics within a workgroup look like any load and store
+        assert ran.clean, ran.findings

@@ -189,3 +189,55 @@ def test_scalar_carries_go_from_one_instruction_to_the_next(arch):
         arch, ["s_add_u32 s4, s0, s2", "s_addc_u32 s5, s1, s3"], sgprs={0: 0xFFFFFFF0, 1: 7, 2: 0x20, 3: 0xFFFFFFF8}
     )
     assert (ran.sgpr(4), ran.sgpr(5), ran.scc) == (0x10, 0, True)
+
+
+@pytest.mark.parametrize("text", ["v_mad_f32 v3, v0, v1, v2", "v_mac_f32 v2, v0, v1"])
+def test_the_mad_of_gfx90a_rounds_twice(text):
+    a, b, c = (np.random.default_rng(seed).standard_normal(64).astype(np.float32) for seed in (1, 2, 3))
+    ran = run_single("gfx90a", text, vgprs={0: a, 1: b, 2: c})
+    assert equal(ran.vgpr(3 if "mad" in text else 2, np.float32), a * b + c)
+    assert ran.finding_kinds == frozenset()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_lanes_add_to_one_place_of_lds_and_see_every_sum(arch):
+    ones = np.ones(lanes(arch), dtype=np.uint32)
+    write, read = ("ds_write_b32", "ds_read_b32") if arch.startswith("gfx9") else ("ds_store_b32", "ds_load_b32")
+    text = ["v_mov_b32 v1, 0", f"{write} v1, v1", "ds_add_rtn_u32 v2, v1, v0", f"{read} v3, v1"]
+    ran = run_single(arch, text, vgprs={0: ones}, m0=0xFFFFFFFF, lds_bytes=64)
+    assert sorted(ran.vgpr(2).tolist()) == list(range(lanes(arch)))
+    assert set(ran.vgpr(3).tolist()) == {lanes(arch)}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("rdna", "cdna", "compute"),
+    [
+        ("add_u32", "add", lambda old, new: old + new),
+        ("max_i32", "smax", lambda old, new: np.maximum(old.view(np.int32), new.view(np.int32)).view(np.uint32)),
+        ("min_u32", "umin", np.minimum),
+        ("xor_b32", "xor", lambda old, new: old ^ new),
+        ("swap_b32", "swap", lambda old, new: new),
+        ("inc_u32", "inc", lambda old, new: np.where(old >= new, np.uint32(0), old + np.uint32(1))),
+    ],
+)
+def test_atomics_in_memory_give_the_old_value_and_leave_the_new_one(arch, rdna, cdna, compute):
+    old, new = integers(arch, 2), integers(arch, 4)
+    held = old.copy()
+    offsets = (np.arange(lanes(arch)) * 4).astype(np.uint32)
+    returns = {"gfx90a": "glc", "gfx942": "sc0", "gfx950": "sc0", "gfx1100": "glc", "gfx1201": "th:TH_ATOMIC_RETURN"}
+    name = cdna if arch.startswith("gfx9") else rdna
+    text = f"global_atomic_{name} v2, v0, v1, s[4:5] {returns[arch]}"
+    ran = run_single(arch, text, vgprs={0: offsets, 1: new}, tensors={4: held})
+    assert np.array_equal(ran.vgpr(2), old)
+    assert np.array_equal(held, compute(old, new))
+    assert ran.finding_kinds == frozenset()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_packed_integers_wrap_in_their_halves(arch):
+    a, b = integers(arch, 2), integers(arch, 4)
+    low = (a + b) & np.uint32(0xFFFF)
+    high = ((a >> np.uint32(16)) + (b >> np.uint32(16))) << np.uint32(16)
+    ran = run_single(arch, "v_pk_add_u16 v2, v0, v1", vgprs={0: a, 1: b})
+    assert np.array_equal(ran.vgpr(2), high | low)

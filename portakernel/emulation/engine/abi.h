@@ -39,7 +39,7 @@ struct Op {
   uint8_t row_mask, bank_mask;
   uint32_t lane_select;  // DPP8: eight times three bits
   uint8_t dst_sel, dst_unused, src0_sel, src1_sel;  // SDWA
-  uint8_t cbsz, abid, blgp, cache;  // MFMA; memory: coherence bits
+  uint8_t cbsz, abid, blgp, cache;  // MFMA; memory: whether it is coherent with other waves
   uint16_t scale[2];  // codes of the scales of v_mfma_scale_*
 };
 static_assert(sizeof(Op) == 64, "abi.py mirrors this");

@@ -121,6 +121,12 @@ void register_control() {
     branch(w, op, true, true);
   });
   add("s_sendmsg", Family::control, message);
+  // asserts and __builtin_trap: the wave ends there
+  add("s_trap", Family::control, [](Wave& w, const Op&) { refuse(w); });
+  add("s_sendmsg_rtn_b64", Family::control, [](Wave& w, const Op& op) {
+    if (op.src[0] != 0x83) return refuse(w);  // the clock; others ask the driver
+    w.set_pair(op.dst, w.executed);
+  });
   add("s_barrier", Family::wait, barrier);
   add("s_barrier_signal", Family::wait, signal);
   add("s_barrier_wait", Family::wait, wait_for_signal);

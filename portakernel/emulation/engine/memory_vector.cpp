@@ -24,10 +24,10 @@ void check_address(Wave& w, const Op& op, Space space) {
 namespace {
 
 uint8_t* place(Wave& w, uint64_t address, uint32_t bytes, bool writes, unsigned lane, Space space,
-               const void* value = nullptr) {
+               const void* value, bool atomic) {
   if (space == scratch_space) return scratch_at(w, static_cast<int32_t>(address), bytes, lane);
-  return space == flat_space ? flat_at(w, address, bytes, writes, lane, value)
-                             : global_at(w, address, bytes, writes, lane, value);
+  return space == flat_space ? flat_at(w, address, bytes, writes, lane, value, atomic)
+                             : global_at(w, address, bytes, writes, lane, value, atomic);
 }
 
 void load(Wave& w, const Op& op) {
@@ -37,7 +37,7 @@ void load(Wave& w, const Op& op) {
   uint64_t addresses[MOST_LANES];  // the result may overwrite the address
   each_lane(w.exec(), [&](unsigned l) { addresses[l] = address_of(w, op, l, space); });
   each_lane(w.exec(), [&](unsigned l) {
-    load_into(w, op.dst, width, l, place(w, addresses[l], width.bytes, false, l, space));
+    load_into(w, op.dst, width, l, place(w, addresses[l], width.bytes, false, l, space, nullptr, op.cache));
   });
   mark_loaded(w, op.dst, width, w.exec());
 }
@@ -50,7 +50,7 @@ void store(Wave& w, const Op& op) {
   if (space != scratch_space) need_known(w, data_known(w, op.src[2], width), w.exec());
   each_lane(w.exec(), [&](unsigned l) {
     Stored value = stored(w, op.src[2], width, l);
-    if (uint8_t* to = place(w, address_of(w, op, l, space), width.bytes, true, l, space, value.bytes))
+    if (uint8_t* to = place(w, address_of(w, op, l, space), width.bytes, true, l, space, value.bytes, op.cache))
       memcpy(to, value.bytes, width.bytes);
   });
 }

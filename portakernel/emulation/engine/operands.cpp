@@ -277,7 +277,7 @@ uint32_t Wave::scalar(const Op& op, unsigned code) const {
 
 uint64_t Wave::scalar64(const Op& op, unsigned code) const {
   if (code < 127) return code == NULL_REGISTER ? 0 : pair(code);
-  if (code == LITERAL) return static_cast<uint64_t>(static_cast<int64_t>(static_cast<int32_t>(op.literal)));
+  if (code == LITERAL) return op.literal;  // zero-extended: compilers write s_mov_b64 with what fits 32 bits unsigned
   if (code >= VGPR) return 0;
   return code < 128 ? sgpr[code] : constant64(*this, op, code, Type::b64);
 }

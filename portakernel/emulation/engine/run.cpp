@@ -85,11 +85,14 @@ void execute_indexed(Wave& w, const Op& op, const VectorOp& vector) {
   execute_vector(w, moved, vector);
 }
 
-// Until it ends or stands at a barrier.
+// A wave that waits for what another one writes lets that one run in between.
+constexpr uint64_t TURN = 1 << 20;
+
+// Until it ends, stands at a barrier, or has had its turn.
 void run_wave(Wave& w, const Handler* handlers) {
   const Launch& launch = *w.launch;
   Worker& worker = *w.worker;
-  while (w.state == State::runs) {
+  for (uint64_t turn = TURN; w.state == State::runs && turn; --turn) {
     if (w.next >= launch.flow_count || ++w.executed > launch.budget) {
       worker.report(w, w.next >= launch.flow_count ? Kind::bad_jump : Kind::budget, 0);
       worker.stopped = true;
@@ -140,9 +143,13 @@ void run_group(Workgroup& group, Worker& worker, const Handler* handlers) {
       if (w.state == State::runs) run_wave(w, handlers);
       if (worker.stopped) break;
     }
-    going = false;
+    auto in = [&](State state) {
+      return std::any_of(group.waves.begin(), group.waves.end(), [=](const Wave& w) { return w.state == state; });
+    };
+    if (in(State::runs)) continue;
+    going = in(State::at_barrier);
     for (Wave& w : group.waves)
-      if (w.state == State::at_barrier) w.state = State::runs, going = true;
+      if (w.state == State::at_barrier) w.state = State::runs;
     ++group.epoch;
   }
   if (launch.registers && group.index == 0) {

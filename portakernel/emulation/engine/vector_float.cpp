@@ -25,6 +25,11 @@ float median(float a, float b, float c) {
 }
 float mul_legacy(float a, float b) { return a == 0.0f || b == 0.0f ? 0.0f : a * b; }
 
+float mad(float a, float b, float c) {
+  float product = flush(flush(a) * flush(b));
+  return flush(product + flush(c));
+}
+
 const VectorOp OPS[] = {
     F32_2("v_add_f32", a + b), F32_2("v_sub_f32", a - b), F32_2("v_subrev_f32", b - a), F32_2("v_mul_f32", a * b),
     F32_2("v_mul_legacy_f32", mul_legacy(a, b)), F32_2("v_mul_dx9_zero_f32", mul_legacy(a, b)),
@@ -35,6 +40,9 @@ const VectorOp OPS[] = {
     F32_3("v_fmamk_f32", std::fma(a, b, c)), F32_3("v_fmaak_f32", std::fma(a, b, c)),
     F32_3("v_fma_dx9_zero_f32", a == 0.0f || b == 0.0f ? c : std::fma(a, b, c)),
     F32_3("v_fmac_dx9_zero_f32", a == 0.0f || b == 0.0f ? c : std::fma(a, b, c)),
+    // gfx90a's mad: two roundings, subnormals flushed whatever MODE says
+    F32_3("v_mad_f32", mad(a, b, c)), F32_3("v_mac_f32", mad(a, b, c)), F32_3("v_madmk_f32", mad(a, b, c)),
+    F32_3("v_madak_f32", mad(a, b, c)), F32_3("v_mad_legacy_f32", flush(mul_legacy(flush(a), flush(b)) + flush(c))),
     F32_3("v_min3_f32", least(least(a, b), c)), F32_3("v_max3_f32", most(most(a, b), c)),
     F32_3("v_min3_num_f32", least(least(a, b), c)), F32_3("v_max3_num_f32", most(most(a, b), c)),
     F32_3("v_minimum3_f32", minimum(minimum(a, b), c)), F32_3("v_maximum3_f32", maximum(maximum(a, b), c)),
