@@ -17,6 +17,8 @@ SCALAR_AT = {"src0": 8, "src1": 10, "src2": 12, "ssrc0": 16, "ssrc1": 20, "sdst"
 BUFFER_BYTES, LDS_BYTES, PRIVATE_BYTES = 4096, 2048, 64
 INTEGERS = (0, 1, 5, 31, 32, 63, 64, -1, -16)
 FLOATS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
+# Whether these make zeros of subnormals no document says.
+_NO_MODES = ("v_pack_b32_f16", "v_cvt_pkrtz", "v_cvt_pk_rtz", "v_cndmask")
 SELECTS = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")
 
 
@@ -78,7 +80,7 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
     if one.encoding in ("VOP3", "VOP3SD"):
         for _ in range(2):
             yield _texted(_with_signs(base, draw, "neg and abs"))
-        if is_float or any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_")):
+        if is_float or (any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_")) and "legacy" not in one.name):
             if not one.name.startswith(("v_pack", "v_cmp")):
                 yield _texted(replace(base, clamp=True, variant="clamp"))
         if is_float:
@@ -89,13 +91,14 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
     if one.encoding == "VOP3P":
         for _ in range(4):
             yield _texted(_with_packed(base, draw))
-        yield _texted(replace(base, clamp=True, variant="clamp"))
+        if "mul_lo" not in one.name:
+            yield _texted(replace(base, clamp=True, variant="clamp"))
     if one.encoding in ("VOP1", "VOP2", "VOPC"):
         yield from _permuted(arch, base, draw)
         if arch.startswith("gfx9"):
             for _ in range(3):
                 yield _texted(_with_sdwa(base, draw))
-    if is_float:
+    if is_float and not one.name.startswith(_NO_MODES):
         for mode in (0xF1 | 1 << 2, 0xF2 | 2 << 2, 0xF3 | 3 << 2, 0x00, 0x30, 0xC0, 0x50):
             yield _texted(replace(base, mode=mode, variant=f"mode {mode:#x}"))
 
@@ -317,6 +320,10 @@ def _with_sdwa(case: Case, draw: random.Random) -> Case:
         elif name in operands:
             operands[name] = replace(operands[name], sext=draw.random() < 0.5)
     unused = draw.choice(("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"))
+    if any(o.is_float for o in operands.values()):  # a part of a NaN or of an inexact unit's result says nothing
+        whole = ("DWORD",) if operands.get("vdst", operands["src0"]).bits == 32 else ("DWORD", "WORD_0", "WORD_1")
+        to, unused = draw.choice(whole), draw.choice(("UNUSED_PAD", "UNUSED_PRESERVE"))
+        return replace(case, operands=operands, sdwa=(to, unused, draw.choice(SELECTS), draw.choice(SELECTS)), variant="sdwa")
     sdwa = (draw.choice(SELECTS), unused, draw.choice(SELECTS), draw.choice(SELECTS))
     return replace(case, operands=operands, sdwa=sdwa, variant="sdwa")
 

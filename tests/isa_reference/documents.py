@@ -85,7 +85,6 @@ CORRECTIONS: dict[str, tuple[str, str]] = {
         _EXPONENT[0],
         "if isNAN(S0.f16) || abs(S0.f16) == INF.f16 then\nD0.i16 = 0\nelse\nD0.i16 = normal_exponent(S0.f16)\nendif",
     ),
-    "v_swap_b32": ("", "tmp = D0.b32"),
 }
 _LDEXP = "D0.{t} = ldexp(S0.{t}, {by})"
 # v_div_scale's fourth case: 2**64 overflows there; the sequence of a division needs 2**-64 for v_div_fmas to undo.
@@ -99,10 +98,18 @@ def corrected(name: str, table: str, text: str) -> str:
         return CORRECTIONS[name][1].replace("{t}", kind)
     if name.startswith("v_ldexp"):  # 2**S1 overflows before the product does
         return _LDEXP.replace("{t}", kind).replace("{by}", "S1.i16" if kind == "f16" else "S1.i32")
+    if name.startswith("v_div_fixup"):  # a quotient that overflowed although it was scaled is inf - inf by now
+        last = f"D0.{kind} = sign_out ? -abs(S0.{kind}) : abs(S0.{kind})"
+        return text.replace(last, f"if isNAN(S0.{kind}) then\nD0.{kind} = sign_out ? -INF.{kind} : +INF.{kind}\nelse\n{last}\nendif")
+    if ("_min_" in name or "_max_" in name) and "src < tmp ?" in text.replace("src > tmp ?", "src < tmp ?") and kind[0] == "f":
+        # of atomics too: the number where the other one is a NaN, as LLVM's atomicrmw fmin is
+        return text.replace("= src < tmp ?", f"= isNAN(tmp.{kind}) ? src : src < tmp ?").replace(
+            "= src > tmp ?", f"= isNAN(tmp.{kind}) ? src : src > tmp ?"
+        )
     if name in _SCALES:
         begin = text.index("elsif ((1.0 /")
         first, rest = text[:begin], text[begin:]
         text = f"D0 = S0;\n{first}{rest.replace(*_SCALES[name], 1)}"
-        # the inverse is subnormal in the sources' format
+        # the inverse and the quotient are subnormal, or nothing is left of them, in the sources' format
         return text.replace("1.0 / 64'F(S1.f32) == DENORM.f64", "1.0F / S1.f32 == DENORM.f32")
     return text

@@ -33,7 +33,7 @@ def execute(case: Case, state: State, other: Any) -> State:
         _scalar(case, state, made, other)
     elif case.encoding in _MEMORY and "VGPR[" not in case.pseudocode:
         _memory(case, state, made, other)
-    elif "VGPR[" in case.pseudocode or case.name in ("v_swap_b32", "v_swap_b16"):
+    elif "VGPR[" in case.pseudocode or case.name == "v_swap_b32":
         _once(case, state, made, other)
     else:
         _vector(case, state, made, other)
