@@ -64,6 +64,12 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
     if base is None:
         return
     is_float = any("_F" in form for form, _, _ in one.fields.values())
+    if one.name.startswith("v_div_scale"):  # the first source is one of the others
+        other = base.operands[draw.choice(("src1", "src2"))]
+        base = replace(base, operands={**base.operands, "src0": replace(base.operands["src0"], index=other.index)})
+        for mode in (0xF0, 0xF1 | 1 << 2, 0xF3 | 3 << 2):
+            yield _texted(replace(base, mode=mode, variant=f"mode {mode:#x}"))
+        return
     yield _texted(replace(base, variant="vectors"))
     in_place = _in_place(base)
     if in_place is not None:
@@ -80,7 +86,7 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
     if one.encoding in ("VOP3", "VOP3SD"):
         for _ in range(2):
             yield _texted(_with_signs(base, draw, "neg and abs"))
-        if is_float or (any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_")) and "legacy" not in one.name):
+        if is_float or (any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_")) and "legacy" not in one.name and "64" not in one.name):
             if not one.name.startswith(("v_pack", "v_cmp")):
                 yield _texted(replace(base, clamp=True, variant="clamp"))
         if is_float:

@@ -91,7 +91,7 @@ def _packed_source(case: Case, name: str, bits: int) -> int:
     """op_sel chooses what the low result reads, op_sel_hi what the high one reads; neg and neg_hi turn signs."""
     operand, at = case.operands[name], int(name[-1])
     low, high = case.select >> at & 1, case.select_high >> at & 1
-    if "mix" in case.name:
+    if "mix" in case.name or "OPSEL" in case.pseudocode:
         return bits  # whose pseudocode reads op_sel itself
     size = 32 if operand.bits == 64 else 16
     if not operand.form.startswith("FMT_NUM_PK2"):
