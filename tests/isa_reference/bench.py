@@ -292,10 +292,8 @@ def _addresses(case: Case, state: State, draw: random.Random) -> None:
     if case.encoding == "DS":
         at = 56
         for lane in range(lanes):
-            step = 4 * max(1, case.operands.get("data0", case.operands.get("vdst")).words) if "64" in case.name.split("_b")[0] else 24
+            step = 4 * max(1, case.operands.get("data0", case.operands.get("vdst")).words) if "64" in case.name.split("_b")[0] else 32
             state.vector[at, lane] = own[lane] * step if "VGPR[" not in case.pseudocode else draw.getrandbits(9)
-            if "128" in case.name or "96" in case.name:
-                state.vector[at, lane] = own[lane] * 16
     elif "SCRATCH" in case.encoding:
         state.scalar[68] = 4 * draw.randrange(3)
         state.vector[56, :lanes] = [4 * draw.randrange(3) for _ in range(lanes)]
@@ -330,7 +328,7 @@ def difference(case: Case, expected: State, got: State) -> str:
     for at in np.flatnonzero(expected.scalar != got.scalar):
         if at == EXEC + 1 and case.lanes == 32:
             continue
-        to = case.operands.get("sdst")
+        to = case.operands.get("sdst", result)
         if to is not None and to.is_float and to.index == at and _same_float(int(expected.scalar[at]), int(got.scalar[at]), F32, UNITS.get(case.name.replace("v_s_", "v_"), 0)):
             continue
         return f"s{at}: {int(got.scalar[at]):#x}, not {int(expected.scalar[at]):#x}"

@@ -14,7 +14,7 @@ VECTOR_AT = {"src0": 8, "src1": 16, "vsrc1": 16, "src2": 24, "vdst": 32, "data0"
              "vdata": 40, "vaddr": 56, "addr": 56}  # fmt: skip
 SCALAR_AT = {"src0": 8, "src1": 10, "src2": 12, "ssrc0": 16, "ssrc1": 20, "sdst": 32, "vdst": 32, "sbase": 64, "saddr": 64,
              "srsrc": 64, "rsrc": 64, "soffset": 68, "sdata": 32}  # fmt: skip
-BUFFER_BYTES, LDS_BYTES, PRIVATE_BYTES = 4096, 2048, 64
+BUFFER_BYTES, LDS_BYTES, PRIVATE_BYTES = 4096, 4096, 64
 INTEGERS = (0, 1, 5, 31, 32, 63, 64, -1, -16)
 FLOATS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
 # Whether these make zeros of subnormals no document says.
@@ -74,7 +74,10 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
     in_place = _in_place(base)
     if in_place is not None:
         yield _texted(replace(in_place, variant="in place, some lanes", exec_mask=_some(draw, arch)))
-    once = "VGPR[" in one.pseudocode
+    once = "VGPR[" in one.pseudocode and "laneId" not in one.pseudocode
+    if "VGPR[laneId]" in one.pseudocode:  # registers by M0: never beyond those that are there
+        yield _texted(replace(base, variant="some lanes", exec_mask=_some(draw, arch)))
+        return
     for kind in ("integer", "float", "scalar", "literal"):
         if (case := _with_constant(base, kind, draw)) is not None and not (once and kind != "scalar"):
             yield _texted(replace(case, variant=f"{kind} source"))
@@ -89,7 +92,7 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
         if is_float or (any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_")) and "legacy" not in one.name and "64" not in one.name):
             if not one.name.startswith(("v_pack", "v_cmp")):
                 yield _texted(replace(base, clamp=True, variant="clamp"))
-        if is_float:
+        if "vdst" in base.operands and base.operands["vdst"].is_float and "_cvt_pk" not in one.name:
             yield _texted(replace(base, omod=draw.choice((1, 2, 3)), clamp=draw.random() < 0.3, variant="omod"))
         if any(bits == 16 for _, bits, _ in one.fields.values()):
             for _ in range(3):
@@ -372,7 +375,7 @@ def _scalar_memory(arch: str, one: Instruction, draw: random.Random) -> Iterator
         return
     for _ in range(3):
         form, bits, _ = one.fields["sdata"]
-        offset = 4 * draw.randrange(256) if "b32" in one.name or "dword" in one.name or bits > 32 else draw.randrange(1024)
+        offset = 4 * draw.randrange(256) if "b32" in one.name or "dword" in one.name or bits > 32 else 2 * draw.randrange(512)
         size = 128 if "buffer" in one.name else 64
         operands = {"sdata": Operand("s", 32, bits, form), "sbase": Operand("s", 64, size, "FMT_BUF")}
         text = f"{one.text} {register(operands['sdata'], halves=False)}, {register(operands['sbase'], halves=False)}"

@@ -80,6 +80,8 @@ CORRECTIONS: dict[str, tuple[str, str]] = {
     **{f"v_div_fmas_{t}": _FMAS for t in ("f32", "f64")},
     **{f"v_sin_{t}": _SIN for t in ("f16", "f32")},
     **{f"v_cos_{t}": _COS for t in ("f16", "f32")},
+    **{f"v_rsq_{t}": ("it rounds the root before the inverse", "D0.{t} = inverse_root(S0.{t})") for t in ("f16", "f32", "f64")},
+    "v_s_rsq_f32": ("as of v_rsq_f32", "D0.f32 = inverse_root(S0.f32)"),
     "v_cvt_off_f32_i4": ("its table is in no document but as words: i4 / 16", "D0.f32 = offset_of_4_bits(S0)"),
     "v_frexp_exp_i16_f16": (
         _EXPONENT[0],

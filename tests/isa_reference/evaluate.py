@@ -95,7 +95,7 @@ class Evaluator:
     other: Callable[[str], str | None] = lambda name: None  # pseudocode of another instruction, by name
     functions: dict[str, tuple[tuple[str, ...], Sequence[Node]]] = field(default_factory=dict)
     hooks: dict[str, Callable[..., Value]] = field(default_factory=dict)
-    flushed: frozenset[str] = frozenset({"S0", "S1", "S2"})
+    flushed: frozenset[str] = frozenset({"S0", "S1", "S2", "D0"})
     mode_rounding: int | None = None
     clamped: tuple[str, ...] = ("D0",)
 

@@ -33,7 +33,7 @@ def execute(case: Case, state: State, other: Any) -> State:
         _scalar(case, state, made, other)
     elif case.encoding in _MEMORY and "VGPR[" not in case.pseudocode:
         _memory(case, state, made, other)
-    elif "VGPR[" in case.pseudocode or case.name == "v_swap_b32":
+    elif ("VGPR[" in case.pseudocode and "VGPR[laneId]" not in case.pseudocode) or case.name == "v_swap_b32":
         _once(case, state, made, other)
     else:
         _vector(case, state, made, other)
@@ -193,7 +193,13 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
         carried = mask_out is not None or "VCC.u64[laneId] =" in case.pseudocode
         wrote: list[int] = []
         before = 0
-        if result is not None and not compares:
+        if compares:
+            names["EXEC"] = Value("b", 64, 0)
+        names["SRC0"] = Value("u", 32, case.operands["src0"].index if case.operands.get("src0") and case.operands["src0"].kind == "v" else 0)
+        e.hooks["read_vgpr"] = lambda at, register: Value("b", 32, int(old.vector[register.value, at.value]))
+        if result is not None and result.kind == "s":
+            names["D0"] = Value("b", 32, 0)
+        elif result is not None and not compares:
             before = old.vectors(result.index, lane, result.words)
             names["D0"] = Value("b", 32 * result.words, before >> 16 if result.high else before)
             e.hooks["wrote"] = wrote.append
@@ -207,8 +213,14 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
             names["VCC"] = Value("b", 64, 0)
         e.run(statements)
         if compares:
-            gathered["D0"] |= names["D0"].value & 1 << lane
+            gathered["D0"] |= names["EXEC" if case.name.startswith("v_cmpx") else "D0"].value & 1 << lane
             continue
+        if result is not None and result.kind == "s":
+            bits = names["D0"].value
+            bits = _scaled(case, bits, F32) if case.omod else bits
+            if case.omod and case.clamp:
+                bits = _clamped(Value("f", 32, bits), "f32", packed=False).bits
+            return new.set_scalars(result.index, 1, bits)
         if carried:
             bit = names["VCC"].value & 1 if case.name.startswith("v_div_scale") else names["VCC"].value >> lane & 1
             if "D1" in case.pseudocode:
@@ -472,7 +484,7 @@ def _memory(case: Case, old: State, new: State, other: Any) -> None:
             if "RETURN_DATA" not in case.pseudocode:
                 names["VDATA"] = Value("b", 32 * to.words, before)
         e.run(statements)
-        if to is not None and "store" not in case.name and "write_" not in case.name:
+        if to is not None and ("RETURN_DATA" in case.pseudocode or "store" not in case.name):
             if "RETURN_DATA" in case.pseudocode:
                 if case.encoding != "DS" and "glc" not in case.variant:
                     continue

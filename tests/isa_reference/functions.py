@@ -82,6 +82,10 @@ def _log2(x: float) -> float:
     return -math.inf if x == 0 else math.log2(x)
 
 
+def _inverse_root(x: float) -> float:
+    return math.copysign(math.inf, x) if x == 0 else 0.0 if math.isinf(x) and x > 0 else 1 / math.sqrt(x)
+
+
 def _pow(e: Evaluator, base: Value, power: Value) -> Value:
     x = floats.to_python(power.bits, power.form)
     made = math.inf if x > 1100 else 0.0 if x < -1200 else math.nan if math.isnan(x) else 2.0**x
@@ -197,7 +201,7 @@ FUNCTIONS: dict[str, Function] = {
     "exponent": _exponent, "mantissa": _mantissa, "ldexp": _ldexp, "fma": _fma, "sqrt": _sqrt, "fract": _fract,
     "trunc": _whole(floats.ZERO), "floor": _whole(floats.DOWN), "ceil": _whole(floats.UP),
     "isEven": _is_even, "pow": _pow, "log2": _by_python(_log2), "sin": _by_python(math.sin), "cos": _by_python(math.cos),
-    "sin_turns": _turns(math.sin), "cos_turns": _turns(math.cos), "fma_scaled": _fma_scaled,
+    "inverse_root": _by_python(_inverse_root), "sin_turns": _turns(math.sin), "cos_turns": _turns(math.cos), "fma_scaled": _fma_scaled,
     "round_even": _whole(floats.NEAREST), "normal_exponent": _normal_exponent, "offset_of_4_bits": _offset_of_4_bits,
     "most_below_one": lambda e, v: _like(v, v.form.bias * (1 << v.form.mantissa) - 1),
     "signext": lambda e, v: Value("i", 64, signed(v.bits, v.width)),
