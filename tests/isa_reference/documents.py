@@ -113,5 +113,6 @@ def corrected(name: str, table: str, text: str) -> str:
         first, rest = text[:begin], text[begin:]
         text = f"D0 = S0;\n{first}{rest.replace(*_SCALES[name], 1)}"
         # the inverse and the quotient are subnormal, or nothing is left of them, in the sources' format
-        return text.replace("1.0 / 64'F(S1.f32) == DENORM.f64", "1.0F / S1.f32 == DENORM.f32")
+        text = text.replace("1.0 / 64'F(S1.f32) == DENORM.f64", "1.0F / S1.f32 == DENORM.f32")
+        return text.replace(f"S2.{kind} / S1.{kind} == DENORM.{kind}", f"is_tiny(S2.{kind} / S1.{kind})")
     return text

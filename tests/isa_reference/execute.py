@@ -282,7 +282,7 @@ def _clamped(value: Value, kind: str, *, packed: bool) -> Value:
 
 
 def _write(case: Case, result: Operand, new: State, lane: int, before: int, after: int, wrote: int) -> None:
-    if result.bits == 16 or (wrote and wrote <= 16 and result.words == 1):
+    if wrote <= 16 and (result.bits == 16 or (wrote and result.words == 1)):
         after &= 0xFFFF
         if case.omod:
             after = _scaled(case, after, F16)
@@ -410,9 +410,9 @@ def _once(case: Case, old: State, new: State, other: Any) -> None:
         if name in ops:
             names[f"SRC{i}"] = Value("u", 32, ops[name].index if ops[name].kind == "v" else 0)
             names[f"S{i}"] = Value("b", 32, _plain(ops[name], old, 0))
-    for field, name in (("VDST", "vdst"), ("ADDR", "addr"), ("DATA0", "data0")):
-        if name in ops:
-            names[field] = Value("u", 32, ops[name].index)
+    for field, name, at in (("VDST", "vdst", 32), ("ADDR", "addr", 56), ("DATA0", "data0", 40)):
+        names[field] = Value("u", 32, ops[name].index if name in ops else at)
+    names["EXEC_LO"] = Value("b", 32, old.exec & 0xFFFFFFFF)
     if case.name == "v_swap_b32":
         a, b = ops["vdst"].index, ops["src0"].index
         for lane in range(case.lanes):

@@ -201,6 +201,7 @@ FUNCTIONS: dict[str, Function] = {
     "exponent": _exponent, "mantissa": _mantissa, "ldexp": _ldexp, "fma": _fma, "sqrt": _sqrt, "fract": _fract,
     "trunc": _whole(floats.ZERO), "floor": _whole(floats.DOWN), "ceil": _whole(floats.UP),
     "isEven": _is_even, "pow": _pow, "log2": _by_python(_log2), "sin": _by_python(math.sin), "cos": _by_python(math.cos),
+    "is_tiny": lambda e, v: unsigned(int(floats.is_subnormal(v.bits, v.form) or v.bits & ~v.form.sign == 0), 1),
     "inverse_root": _by_python(_inverse_root), "sin_turns": _turns(math.sin), "cos_turns": _turns(math.cos), "fma_scaled": _fma_scaled,
     "round_even": _whole(floats.NEAREST), "normal_exponent": _normal_exponent, "offset_of_4_bits": _offset_of_4_bits,
     "most_below_one": lambda e, v: _like(v, v.form.bias * (1 << v.form.mantissa) - 1),
