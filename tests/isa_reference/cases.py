@@ -82,7 +82,7 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
         if (case := _with_constant(base, kind, draw)) is not None and not (once and kind != "scalar"):
             yield _texted(replace(case, variant=f"{kind} source"))
     if once:
-        if one.name.startswith(("v_permlane16_b32", "v_permlanex16_b32")):
+        if one.name.startswith(("v_permlane16", "v_permlanex16")):  # whether inactive lanes are read, op_sel says
             return
         yield _texted(replace(base, variant="some lanes", exec_mask=_some(draw, arch)))
         return

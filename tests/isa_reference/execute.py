@@ -206,6 +206,7 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
         else:
             names["D0"] = Value("b", 64, 0)
         names["D1"] = Value("b", 64, 0)
+        names.setdefault("S2", names["D0"])  # of instructions that accumulate
         if case.clamp and not case.omod:
             e.clamped = ("D0", "tmp") if case.encoding == "VOP3P" else ("D0",)
             e.hooks["clamp"] = lambda value, kind: _clamped(value, kind, packed=case.encoding == "VOP3P")
@@ -437,7 +438,7 @@ def _memory(case: Case, old: State, new: State, other: Any) -> None:
         e = _common(case, old, other, lane)
         names = e.names
         raw, memory, base, limit = _address(case, old, new, lane)
-        direct = "Calc" not in case.pseudocode
+        direct = "Calc" not in case.pseudocode and "OFFSET" not in case.pseudocode
         plain = raw + (case.offset if direct else 0)
 
         def load(address: int, width: int, memory: Any = memory, base: int = base, limit: int = limit) -> int:
