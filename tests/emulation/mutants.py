@@ -165,7 +165,9 @@ def main() -> int:
     if given.sample:
         names = random.Random(given.seed).sample(names, given.sample)
     tally = run(given.arch or _ARCHS, names, given.cases)
-    print(f"{len(tally.handlers)} handlers of {len(names)} have cases; {len(tally.caught)} have a mutant that is noticed")
+    print(
+        f"{len(tally.handlers)} handlers of {len(names)} have cases; {len(tally.caught)} have a mutant that is noticed"
+    )
     print(f"{tally.noticed} mutants noticed, {len(tally.missed)} not ({tally.rate:.1%}); {tally.equal} change nothing")
     print("without a noticed mutant:", ", ".join(sorted(tally.handlers - tally.caught)) or "none")
     print("without cases:", ", ".join(sorted(set(names) - tally.handlers)) or "none")

@@ -57,7 +57,7 @@ BODIES = {
     "halves": (1, ("""
         half_t a = (half_t)x[t], b = (half_t)y[t];
         for (int i = 0; i < 5; ++i) { a = a * b; a = a + (half_t)0.25f; b = b - a; }
-        out[t] = (float)a + (float)b * 2.0f + (float)(bfloat_t)(x[t] * 3.0f);""",)),
+        out[t] = (float)a + (float)b * 2.0f + BFLOAT16(x[t] * 3.0f);""",)),
     "doubles": (1, ("""
         double a = x[t], b = y[t];
         for (int i = 0; i < 6; ++i) { a = a / (b * b + 1.0) + __builtin_sqrt(b * b + 0.5); b = b - a * 0.3; }
@@ -77,13 +77,13 @@ ON_HOST = """#include <math.h>
 #define PUT(value) exchanged[t] = (value)
 #define GET(value, step) exchanged[t ^ (step)]
 """
-# Clang calls it for bfloat16 where the CPU has no such instruction, and only some compilers' libraries have it.
+# The host's bfloat16 is written out: what clang calls for it only some compilers' libraries have.
 TO_BFLOAT16 = """
-extern "C" __bf16 __truncsfbf2(float value) {
+static float BFLOAT16(float value) {
   unsigned bits; __builtin_memcpy(&bits, &value, 4);
-  unsigned short made = value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  __bf16 result; __builtin_memcpy(&result, &made, 2);
-  return result;
+  bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
 }
 """
 ON_GPU = """#include <hip/hip_runtime.h>
@@ -91,15 +91,18 @@ ON_GPU = """#include <hip/hip_runtime.h>
 #define ADD(place, value) atomicAdd(place, value)
 #define PUT(value)
 #define GET(value, step) __shfl_xor(value, step, 32)
+#define BFLOAT16(value) ((float)(__bf16)(value))
 """
 
 
 def source(*, host: bool) -> str:
     """All kernels: loops over threads on the host, a barrier behind each part on the GPU."""
-    made = [ON_HOST + TO_BFLOAT16 if host else ON_GPU, "typedef _Float16 half_t; typedef __bf16 bfloat_t;"]
+    made = [ON_HOST + TO_BFLOAT16 if host else ON_GPU, "typedef _Float16 half_t;"]
     for name, (phases, parts) in BODIES.items():
         if host:
-            held = "float lds[128], exchanged[128], kept[128]; int counted[16]; (void)lds; (void)exchanged; (void)counted;"
+            held = (
+                "float lds[128], exchanged[128], kept[128]; int counted[16]; (void)lds; (void)exchanged; (void)counted;"
+            )
             steps = [f"for (int t = 0; t < 128; ++t) {{ float& me = kept[t]; {part} }}" for part in parts]
         else:
             held = "__shared__ float lds[128]; __shared__ int counted[16]; float me = 0; int t = threadIdx.x;"
@@ -116,7 +119,7 @@ def on_host() -> ctypes.CDLL:
     path = Path(folder, "host.cpp")
     path.write_text(source(host=True), encoding="ascii")
     library = Path(folder, "host.so")
-    flags = ["-O1", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-w"]
+    flags = ["-O1", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-march=native", "-w"]
     flags += [] if "++" in str(HOST) else ["-x", "c++"]
     subprocess.run([str(HOST), *flags, str(path), "-o", str(library), "-lm"], check=True)
     return ctypes.CDLL(str(library))
@@ -142,8 +145,11 @@ def test_the_host_and_the_emulated_gpu_give_equal_bits(arch, name):
     ran = emulate(on_gpu(arch), name, (1,), (THREADS,), [x, y, xi, yi, *there], arch)
     assert ran.clean, ran.findings
     assert torch.equal(here[1], there[1])
-    assert here[0].abs().sum() + here[1].abs().sum() > 0
+    assert here[0].nonzero().numel() + here[1].nonzero().numel() > THREADS // 2
     if name in EXACT:
-        assert torch.equal(here[0].view(torch.int32), there[0].view(torch.int32))
+        bits = [
+            one[0].nan_to_num(nan=-7.25, posinf=torch.inf, neginf=-torch.inf).view(torch.int32) for one in (here, there)
+        ]
+        assert torch.equal(*bits)
     else:  # exp, log, sin, cos, tanh: within a few units of each summand, by OpenCL's bounds
         assert ((here[0] - there[0]).abs() <= 16 * 2.0**-23 * (here[0].abs() + 4)).all()

@@ -89,7 +89,11 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
     if one.encoding in ("VOP3", "VOP3SD"):
         for _ in range(2):
             yield _texted(_with_signs(base, draw, "neg and abs"))
-        if is_float or (any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_")) and "legacy" not in one.name and "64" not in one.name):
+        if is_float or (
+            any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_"))
+            and "legacy" not in one.name
+            and "64" not in one.name
+        ):
             if not one.name.startswith(("v_pack", "v_cmp")):
                 yield _texted(replace(base, clamp=True, variant="clamp"))
         if "vdst" in base.operands and base.operands["vdst"].is_float and "_cvt_pk" not in one.name:
@@ -142,7 +146,11 @@ def _base(arch: str, one: Instruction) -> Case | None:
 def register(operand: Operand, *, halves: bool) -> str:
     """An operand as the assembler reads it."""
     if operand.kind == "c":
-        return str(operand.index) if not isinstance(operand.index, int) or -16 <= operand.index <= 64 else f"{operand.index & 0xFFFFFFFF:#x}"
+        return (
+            str(operand.index)
+            if not isinstance(operand.index, int) or -16 <= operand.index <= 64
+            else f"{operand.index & 0xFFFFFFFF:#x}"
+        )
     if operand.index == "vcc":
         return "vcc"
     first, words = operand.index, operand.words
@@ -306,7 +314,11 @@ def _permuted(arch: str, base: Case, draw: random.Random) -> Iterator[Case]:
         controls += [("wave_shl", 1), ("wave_rol", 1), ("wave_shr", 1), ("wave_ror", 1), ("row_bcast", 15)]
         controls += [("row_bcast", 31), ("row_newbcast", draw.randrange(16))]
     else:
-        controls += [("row_share", draw.randrange(16)), ("row_xmask", draw.randrange(16)), ("dpp8", draw.getrandbits(24))]
+        controls += [
+            ("row_share", draw.randrange(16)),
+            ("row_xmask", draw.randrange(16)),
+            ("dpp8", draw.getrandbits(24)),
+        ]
     if not masks:
         controls = [c for c in controls if c[0] in ("quad_perm", "row_ror", "row_mirror", "row_half_mirror", "dpp8")]
     for control in draw.sample(controls, 3) if base.name != "v_mov_b32" else controls:
@@ -332,7 +344,9 @@ def _with_sdwa(case: Case, draw: random.Random) -> Case:
     if any(o.is_float for o in operands.values()):  # a part of a NaN or of an inexact unit's result says nothing
         whole = ("DWORD",) if operands.get("vdst", operands["src0"]).bits == 32 else ("DWORD", "WORD_0", "WORD_1")
         to, unused = draw.choice(whole), draw.choice(("UNUSED_PAD", "UNUSED_PRESERVE"))
-        return replace(case, operands=operands, sdwa=(to, unused, draw.choice(SELECTS), draw.choice(SELECTS)), variant="sdwa")
+        return replace(
+            case, operands=operands, sdwa=(to, unused, draw.choice(SELECTS), draw.choice(SELECTS)), variant="sdwa"
+        )
     sdwa = (draw.choice(SELECTS), unused, draw.choice(SELECTS), draw.choice(SELECTS))
     return replace(case, operands=operands, sdwa=sdwa, variant="sdwa")
 
@@ -356,10 +370,14 @@ def _scalar(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
         if one.encoding == "SOPK":
             case.immediate = draw.choice((0, 1, 0x7FFF, 0x8000, 0xFFFF, draw.getrandbits(16)))
         elif turn == 4 and (name := draw.choice([n for n in operands if n.startswith("ssrc")] or [""])):
-            case = replace(case, operands={**operands, name: replace(operands[name], kind="c", index=draw.choice(INTEGERS))})
+            case = replace(
+                case, operands={**operands, name: replace(operands[name], kind="c", index=draw.choice(INTEGERS))}
+            )
             case.variant = "integer source"
         elif turn == 5 and "ssrc0" in operands and operands["ssrc0"].bits == 32 and not base.literal:
-            case = replace(case, operands={**operands, "ssrc0": replace(operands["ssrc0"], kind="c", index=draw.getrandbits(31))})
+            case = replace(
+                case, operands={**operands, "ssrc0": replace(operands["ssrc0"], kind="c", index=draw.getrandbits(31))}
+            )
             case.variant = "literal source"
         items = [register(case.operands[n], halves=False) for n in ("sdst", "ssrc0", "ssrc1") if n in case.operands]
         if one.encoding == "SOPK":
@@ -375,7 +393,11 @@ def _scalar_memory(arch: str, one: Instruction, draw: random.Random) -> Iterator
         return
     for _ in range(3):
         form, bits, _ = one.fields["sdata"]
-        offset = 4 * draw.randrange(256) if "b32" in one.name or "dword" in one.name or bits > 32 else 2 * draw.randrange(512)
+        offset = (
+            4 * draw.randrange(256)
+            if "b32" in one.name or "dword" in one.name or bits > 32
+            else 2 * draw.randrange(512)
+        )
         size = 128 if "buffer" in one.name else 64
         operands = {"sdata": Operand("s", 32, bits, form), "sbase": Operand("s", 64, size, "FMT_BUF")}
         text = f"{one.text} {register(operands['sdata'], halves=False)}, {register(operands['sbase'], halves=False)}"
@@ -435,7 +457,17 @@ def _memory(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
         case = Case(arch, one.name, one.encoding, one.pseudocode, [], ops, variant=f"memory {turn}")
         case.exec_mask = _some(draw, arch) if turn > 1 else -1
         case.offset = (8 if "64" in one.name or "x2" in one.name else 4) * draw.randrange(4) if turn else 0
-        glc = ("sc0" if arch in ("gfx942", "gfx950") else "glc" if not arch.startswith("gfx12") else "th:TH_ATOMIC_RETURN") if returns else ""
+        glc = (
+            (
+                "sc0"
+                if arch in ("gfx942", "gfx950")
+                else "glc"
+                if not arch.startswith("gfx12")
+                else "th:TH_ATOMIC_RETURN"
+            )
+            if returns
+            else ""
+        )
         case.variant += " glc" if returns else ""
         to = register(ops["vdst"], halves=False) if "vdst" in ops else ""
         given = register(ops["data"], halves=False) if "data" in ops else ""
@@ -459,7 +491,11 @@ def _memory(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
             ops["vaddr"] = Operand("v", 56, 64 if wide else 32, "FMT_ANY")
             if not wide:
                 ops["saddr"] = Operand("s", 64, 64, "FMT_ANY")
-            items = [to, register(ops["vaddr"], halves=False), given] if not store else [register(ops["vaddr"], halves=False), given]
+            items = (
+                [to, register(ops["vaddr"], halves=False), given]
+                if not store
+                else [register(ops["vaddr"], halves=False), given]
+            )
             if not flat:
                 items.append("off" if wide else "s[64:65]")
             text = f"{one.text} {', '.join(i for i in items if i)} offset:{case.offset} {glc}"

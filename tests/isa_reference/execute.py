@@ -10,7 +10,9 @@ from isa_reference.floats import BF16, F16, F32, F64, Format
 from isa_reference.state import EXEC, M0, VCC, Case, Operand, State
 from isa_reference.syntax import parse
 
-UNITS_FLUSH = tuple(f"{start}{unit}" for start in ("v_", "v_s_") for unit in ("exp_", "log_", "rcp_", "rsq_", "sqrt_", "sin_", "cos_"))
+UNITS_FLUSH = tuple(
+    f"{start}{unit}" for start in ("v_", "v_s_") for unit in ("exp_", "log_", "rcp_", "rsq_", "sqrt_", "sin_", "cos_")
+)
 # CDNA's 16-bit instructions of three sources, and the signed sums, leave the other half as it is (LLVM's
 # zeroesHigh16BitsOfDest lists those that clear it).
 _KEEP_HIGH = frozenset(
@@ -195,7 +197,11 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
         before = 0
         if compares:
             names["EXEC"] = Value("b", 64, 0)
-        names["SRC0"] = Value("u", 32, case.operands["src0"].index if case.operands.get("src0") and case.operands["src0"].kind == "v" else 0)
+        names["SRC0"] = Value(
+            "u",
+            32,
+            case.operands["src0"].index if case.operands.get("src0") and case.operands["src0"].kind == "v" else 0,
+        )
         e.hooks["read_vgpr"] = lambda at, register: Value("b", 32, int(old.vector[register.value, at.value]))
         if result is not None and result.kind == "s":
             names["D0"] = Value("b", 32, 0)
@@ -308,7 +314,9 @@ def _write(case: Case, result: Operand, new: State, lane: int, before: int, afte
 
 def _keeps_high(case: Case) -> bool:
     """CDNA clears the other half of 16-bit results, but for those whose documents say that it is preserved."""
-    return case.name in _KEEP_HIGH or "preserved" in case.pseudocode or "mixlo" in case.name or bool(case.select >> 3 & 1)
+    return (
+        case.name in _KEEP_HIGH or "preserved" in case.pseudocode or "mixlo" in case.name or bool(case.select >> 3 & 1)
+    )
 
 
 def _scaled(case: Case, bits: int, form: Format) -> int:
@@ -363,7 +371,9 @@ def _scalar(case: Case, old: State, new: State, other: Any) -> None:
         address = base + case.offset
         e.hooks.update(load=_reader(old), CalcScalarGlobalAddr=lambda *_: Value("u", 64, address))
         e.hooks.update(CalcScalarBufferAddr=lambda *_: Value("u", 64, address))
-        e.hooks.update(CalcGlobalAddr=lambda *_: Value("u", 64, address), CalcBufferAddr=lambda *_: Value("u", 64, address))
+        e.hooks.update(
+            CalcGlobalAddr=lambda *_: Value("u", 64, address), CalcBufferAddr=lambda *_: Value("u", 64, address)
+        )
         names.update(ADDR=Value("u", 64, address), SBASE=Value("b", 64, 0), SOFFSET=Value("b", 64, 0))
         names.update(sgpr_base=Value("b", 64, 0), offset=Value("b", 64, 0))
     if to is not None:
@@ -372,8 +382,11 @@ def _scalar(case: Case, old: State, new: State, other: Any) -> None:
     names["VCC"] = Value("b", 64, old.vcc)
     e.hooks["read_sgpr"] = lambda at: Value("b", 64, old.scalars(at.value, 2))
     e.hooks["write_sgpr"] = lambda at, v: new.set_scalars(at.value, v.width // 32, v.bits)
-    names["SRC0"] = Value("u", 32, case.operands["ssrc0"].index) if "ssrc0" in case.operands and (
-        case.operands["ssrc0"].kind == "s") else Value("u", 32, 0)
+    names["SRC0"] = (
+        Value("u", 32, case.operands["ssrc0"].index)
+        if "ssrc0" in case.operands and (case.operands["ssrc0"].kind == "s")
+        else Value("u", 32, 0)
+    )
     names["DST"] = Value("u", 32, to.index if to else 0)
     e.run(parse(case.pseudocode))
     exec_wrote = "EXEC.u" in case.pseudocode and "EXEC.u64 =" in case.pseudocode or "EXEC.u32 =" in case.pseudocode
@@ -449,7 +462,9 @@ def _memory(case: Case, old: State, new: State, other: Any) -> None:
                 raise OutsideError(f"{case.text}: {address:#x}")
             return int.from_bytes(memory[at : at + width // 8], "little")
 
-        def store(address: int, width: int, bits: int, memory: Any = memory, base: int = base, limit: int = limit) -> None:
+        def store(
+            address: int, width: int, bits: int, memory: Any = memory, base: int = base, limit: int = limit
+        ) -> None:
             at = address - base
             if at >= limit:
                 return
@@ -477,7 +492,9 @@ def _memory(case: Case, old: State, new: State, other: Any) -> None:
             for name in ("DATA", "DATA0", "VDATA"):
                 names[name] = Value("b", 32 * data.words, value)
         if "data1" in ops:
-            names["DATA2"] = names["DATA1"] = Value("b", 32 * ops["data1"].words, old.vectors(ops["data1"].index, lane, ops["data1"].words))
+            names["DATA2"] = names["DATA1"] = Value(
+                "b", 32 * ops["data1"].words, old.vectors(ops["data1"].index, lane, ops["data1"].words)
+            )
         before = 0
         if to is not None:
             before = old.vectors(to.index, lane, to.words)

@@ -26,7 +26,9 @@ def _float_to_integer(kind: str, width: int) -> Function:
 
 
 def _integer_to_float(form: Format) -> Function:
-    return lambda e, v: Value("f", form.width, e.modes.given(floats.from_integer(v.value, form, e.rounding(form)), form))
+    return lambda e, v: Value(
+        "f", form.width, e.modes.given(floats.from_integer(v.value, form, e.rounding(form)), form)
+    )
 
 
 def _float_to_float(form: Format) -> Function:
