@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("tinygrad")
 from cxx import HAS_CXX
-from mutants import run
+from isa_reference.mutants import run
 from single_instruction import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine")]

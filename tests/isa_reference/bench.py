@@ -88,8 +88,8 @@ def surrounded(case: Case) -> tuple[list[str], list[str]]:
     if "SCRATCH" in case.encoding:
         count = PRIVATE_BYTES // 4
         store, load = (_dword(case.arch, f"scratch_{what}") for what in ("store", "load"))
-        before = [f"{store} off, v{_HELD + i}, off offset:{4 * i}" for i in range(count)]
-        after = [f"{load} v{_HELD + i}, off, off offset:{4 * i}" for i in range(count)]
+        before = ["v_mov_b32 v249, 0", *(f"{store} v249, v{_HELD + i}, off offset:{4 * i}" for i in range(count))]
+        after = ["v_mov_b32 v249, 0", *(f"{load} v{_HELD + i}, v249, off offset:{4 * i}" for i in range(count))]
         return [*before, to_exec], [all_on, *after]
     return [], []
 
@@ -464,7 +464,7 @@ def _result_format(case: Case, result: Operand) -> Format | None:
         return floats.BF16
     if "F16" in form or (form == "FMT_ANY" and "f16" in case.name):
         return F16
-    if "F64" in form or "f64" in case.name and form == "FMT_ANY":
+    if "F64" in form or ("f64" in case.name and form == "FMT_ANY"):
         return F64
     if "F32" in form or (form == "FMT_ANY" and "f32" in case.name):
         return F32

@@ -6,7 +6,6 @@ import functools
 import importlib
 import re
 from dataclasses import dataclass
-from typing import Any
 
 TABLES = {"gfx90a": "cdna", "gfx942": "cdna", "gfx950": "cdna", "gfx1100": "rdna3", "gfx1201": "rdna4"}
 ENCODINGS = (

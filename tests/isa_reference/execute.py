@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from isa_reference import floats
@@ -35,7 +36,9 @@ def execute(case: Case, state: State, other: Any) -> State:
         _scalar(case, state, made, other)
     elif case.encoding in _MEMORY and "VGPR[" not in case.pseudocode:
         _memory(case, state, made, other)
-    elif ("VGPR[" in case.pseudocode and "VGPR[laneId]" not in case.pseudocode) or case.name == "v_swap_b32":
+    elif (
+        "VGPR[" in case.pseudocode and "VGPR[laneId]" not in re.sub("//[^\n]*", "", case.pseudocode)
+    ) or case.name == "v_swap_b32":
         _once(case, state, made, other)
     else:
         _vector(case, state, made, other)
@@ -389,7 +392,7 @@ def _scalar(case: Case, old: State, new: State, other: Any) -> None:
     )
     names["DST"] = Value("u", 32, to.index if to else 0)
     e.run(parse(case.pseudocode))
-    exec_wrote = "EXEC.u" in case.pseudocode and "EXEC.u64 =" in case.pseudocode or "EXEC.u32 =" in case.pseudocode
+    exec_wrote = ("EXEC.u" in case.pseudocode and "EXEC.u64 =" in case.pseudocode) or "EXEC.u32 =" in case.pseudocode
     if exec_wrote:
         new.set_scalars(EXEC, case.lanes // 32, names["EXEC"].value)
     new.scc = int(names["SCC"].truth)
