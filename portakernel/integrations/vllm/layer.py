@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ class VllmLayer(ServedLayer):
             return _BATCH_INVARIANT
         return self.lacks(module, *arguments)
 
+    @abc.abstractmethod
     def lacks(self, module: Any, *arguments: Any) -> str:
         """What the op's contract lacks for this call; empty where nothing."""
-        raise NotImplementedError
 
     def own(self, module: Any, *arguments: Any) -> Any:
         """What vLLM would have computed without portakernel."""
