@@ -5,6 +5,9 @@
 arguments' memory (``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows
 source lines.
 
+``emulating`` (``session``) runs kernels by their own Python entries: what they launch is compiled for the target
+(``triton_kernels``, ``native_kernels``) and emulated on the tensors' memory.
+
 The engine, one file per family of instructions, each of which registers handlers by the documents' names:
 
 ================================  ==============================================================================
@@ -27,5 +30,6 @@ registers.
 from portakernel.emulation.errors import EmulationError
 from portakernel.emulation.finding import Finding, Kind
 from portakernel.emulation.launch import Run, emulate
+from portakernel.emulation.session import FindingsError, Launched, emulating
 
-__all__ = ["EmulationError", "Finding", "Kind", "Run", "emulate"]
+__all__ = ["EmulationError", "Finding", "FindingsError", "Kind", "Launched", "Run", "emulate", "emulating"]

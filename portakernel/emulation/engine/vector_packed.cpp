@@ -12,8 +12,20 @@ float pick32(const Alu& s, int i, int l, bool high) {
   return (high ? s.op->neg_hi : s.op->neg) >> i & 1 ? -v : v;
 }
 
+// The lanes in which somebody wrote the word that op_sel picks of a pair.
+uint64_t picked_known(const Alu& s, int i, bool high) {
+  unsigned code = s.op->src[i];
+  return lanes_known(*s.wave, code < 128 || code >= VGPR ? code + high : code, 1);
+}
+
 template <class F>
-void packed32(Alu& s, F f) {
+void packed32(Alu& s, int sources, F f) {
+  s.known = s.known_low = s.wave->all;
+  s.low_differs = true;
+  for (int i = 0; i < sources; ++i) {
+    s.known_low &= picked_known(s, i, s.op->op_sel >> i & 1);
+    s.known &= picked_known(s, i, s.op->op_sel_hi >> i & 1);
+  }
   EMU_LANES {
     uint64_t r = 0;
     for (int high = 0; high < 2; ++high) {
@@ -74,15 +86,17 @@ void mix16(Alu& s) {
 }
 #define THREE {Type::raw32, Type::raw32, Type::raw32}
 
-#define PK_32(name, expr) {name, Type::pk_f32, {Type::pk_f32, Type::pk_f32}, [](Alu& s) { packed32(s, [](float a, float b, auto) { return (expr); }); }}
+#define PK_32(name, expr) {name, Type::pk_f32, {Type::pk_f32, Type::pk_f32}, [](Alu& s) { packed32(s, 2, [](float a, float b, auto) { return (expr); }); }}
 
 const VectorOp OPS[] = {
     PK_32("v_pk_add_f32", a + b), PK_32("v_pk_mul_f32", a * b),
     {"v_pk_fma_f32", Type::pk_f32, {Type::pk_f32, Type::pk_f32, Type::pk_f32}, [](Alu& s) {
-       packed32(s, [](float a, float b, auto c) { return std::fma(a, b, c()); });
+       packed32(s, 3, [](float a, float b, auto c) { return std::fma(a, b, c()); });
      }},
     // each result picks its half of one source: the low of the first, the high of the second
     {"v_pk_mov_b32", Type::b64, {Type::raw64, Type::raw64}, [](Alu& s) {
+       s.low_differs = true;
+       s.known_low = picked_known(s, 0, s.op->op_sel & 1), s.known = picked_known(s, 1, s.op->op_sel >> 1 & 1);
        EMU_LANES {
          uint32_t low = static_cast<uint32_t>(s.in[0].u64[l] >> 32 * (s.op->op_sel & 1));
          uint32_t high = static_cast<uint32_t>(s.in[1].u64[l] >> 32 * (s.op->op_sel >> 1 & 1));
