@@ -32,7 +32,7 @@ _GFX90A: Mapping[str, Mapping[int, str]] = {
     },
     "MUBUF": {0x28: "buffer_wbl2", 0x29: "buffer_invl2", 0x3E: "buffer_wbinvl1", 0x3F: "buffer_wbinvl1_vol"},
 }  # fmt: skip
-_NOT_ON_GFX90A = ("smfmac", "fp8", "bf8", "f8f6f4", "scalef32", "v_mfma_f32_16x16x32", "v_mfma_f32_32x32x16", "bitop3")
+_NOT_ON_GFX90A = ("smfmac", "xf32", "fp8", "bf8", "f8f6f4", "scalef32", "v_mfma_f32_16x16x32", "v_mfma_f32_32x32x16", "bitop3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,8 @@ def _encoding(name: str, kind: Any, dsl: Any) -> Encoding:
         else:
             base = field._valid_range[0] if isinstance(field, dsl.SrcField) else 0
             fields[label] = Field(field.lo, field.mask, base)
+    if name == "VOP3P_MFMA":  # the table has them elsewhere, without the fields of matrix instructions
+        names |= {62: "v_mfma_f32_16x16x8_xf32", 63: "v_mfma_f32_32x32x4_xf32"}
     if name == "VOP3PX2":  # the first half is v_mfma_ld_scale_b32
         place = fields["x2encoding"]
         mask |= place.mask << place.low

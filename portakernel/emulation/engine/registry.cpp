@@ -30,6 +30,7 @@ const Table& table() {
     register_vector_compare();
     register_vector_convert();
     register_vector_small_float();
+    register_vector_scaled();
     register_vector_special();
     register_vector_packed();
     register_vector_dot();
@@ -38,6 +39,7 @@ const Table& table() {
     register_buffer();
     register_lds();
     register_lds_atomic();
+    register_lds_transposed();
     register_memory_atomic();
     register_matrix();
     register_matrix_wmma();

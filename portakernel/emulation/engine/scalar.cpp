@@ -18,6 +18,9 @@ struct S {
       if (op.src[n] != NO_OPERAND) all &= w.scalar_known(op.src[n], two);
     return all;
   }
+  // Whether a source says all of the result whatever the other is: compilers mask what is undefined with it.
+  bool decides(int n, uint32_t value) const { return w.scalar_known(op.src[n]) && u(n) == value; }
+  bool decides64(int n, uint64_t value) const { return w.scalar_known(op.src[n], true) && uu(n) == value; }
   void scc(bool value, bool is_known) const { w.scc = value; w.scc_known = is_known; }
 };
 
@@ -138,22 +141,26 @@ void arithmetic() {
   OP32_SCC("s_max_i32", c = s.i(0) >= s.i(1); r = c ? s.u(0) : s.u(1));
   OP32_SCC("s_max_u32", c = s.u(0) >= s.u(1); r = c ? s.u(0) : s.u(1));
   OP32_NZ("s_absdiff_i32", int32_t d = s.u(0) - s.u(1); r = d < 0 ? -static_cast<uint32_t>(d) : d);
-  OP32_NZ("s_and_b32", r = s.u(0) & s.u(1));
-  OP32_NZ("s_or_b32", r = s.u(0) | s.u(1));
+  OP32_NZ("s_and_b32", r = s.u(0) & s.u(1); k |= s.decides(0, 0u) || s.decides(1, 0u));
+  OP32_NZ("s_or_b32", r = s.u(0) | s.u(1); k |= s.decides(0, ~0u) || s.decides(1, ~0u));
   OP32_NZ("s_xor_b32", r = s.u(0) ^ s.u(1));
-  OP32_NZ("s_nand_b32", r = ~(s.u(0) & s.u(1)));
-  OP32_NZ("s_nor_b32", r = ~(s.u(0) | s.u(1)));
+  OP32_NZ("s_nand_b32", r = ~(s.u(0) & s.u(1)); k |= s.decides(0, 0u) || s.decides(1, 0u));
+  OP32_NZ("s_nor_b32", r = ~(s.u(0) | s.u(1)); k |= s.decides(0, ~0u) || s.decides(1, ~0u));
   OP32_NZ("s_xnor_b32", r = ~(s.u(0) ^ s.u(1)));
-  OP64_NZ("s_and_b64", r = s.uu(0) & s.uu(1));
-  OP64_NZ("s_or_b64", r = s.uu(0) | s.uu(1));
+  OP64_NZ("s_and_b64", r = s.uu(0) & s.uu(1); k |= s.decides64(0, 0ull) || s.decides64(1, 0ull));
+  OP64_NZ("s_or_b64", r = s.uu(0) | s.uu(1); k |= s.decides64(0, ~0ull) || s.decides64(1, ~0ull));
   OP64_NZ("s_xor_b64", r = s.uu(0) ^ s.uu(1));
-  OP64_NZ("s_nand_b64", r = ~(s.uu(0) & s.uu(1)));
-  OP64_NZ("s_nor_b64", r = ~(s.uu(0) | s.uu(1)));
+  OP64_NZ("s_nand_b64", r = ~(s.uu(0) & s.uu(1)); k |= s.decides64(0, 0ull) || s.decides64(1, 0ull));
+  OP64_NZ("s_nor_b64", r = ~(s.uu(0) | s.uu(1)); k |= s.decides64(0, ~0ull) || s.decides64(1, ~0ull));
   OP64_NZ("s_xnor_b64", r = ~(s.uu(0) ^ s.uu(1)));
-  for (const char* name : {"s_andn2_b32", "s_and_not1_b32"}) OP32_NZ(name, r = s.u(0) & ~s.u(1));
-  for (const char* name : {"s_orn2_b32", "s_or_not1_b32"}) OP32_NZ(name, r = s.u(0) | ~s.u(1));
-  for (const char* name : {"s_andn2_b64", "s_and_not1_b64"}) OP64_NZ(name, r = s.uu(0) & ~s.uu(1));
-  for (const char* name : {"s_orn2_b64", "s_or_not1_b64"}) OP64_NZ(name, r = s.uu(0) | ~s.uu(1));
+  for (const char* name : {"s_andn2_b32", "s_and_not1_b32"})
+    OP32_NZ(name, r = s.u(0) & ~s.u(1); k |= s.decides(0, 0u) || s.decides(1, ~0u));
+  for (const char* name : {"s_orn2_b32", "s_or_not1_b32"})
+    OP32_NZ(name, r = s.u(0) | ~s.u(1); k |= s.decides(0, ~0u) || s.decides(1, 0u));
+  for (const char* name : {"s_andn2_b64", "s_and_not1_b64"})
+    OP64_NZ(name, r = s.uu(0) & ~s.uu(1); k |= s.decides64(0, 0ull) || s.decides64(1, ~0ull));
+  for (const char* name : {"s_orn2_b64", "s_or_not1_b64"})
+    OP64_NZ(name, r = s.uu(0) | ~s.uu(1); k |= s.decides64(0, ~0ull) || s.decides64(1, 0ull));
   OP32_NZ("s_lshl_b32", r = s.u(0) << (s.u(1) & 31));
   OP32_NZ("s_lshr_b32", r = s.u(0) >> (s.u(1) & 31));
   OP32_NZ("s_ashr_i32", r = s.i(0) >> (s.u(1) & 31));

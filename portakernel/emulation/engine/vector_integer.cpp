@@ -113,7 +113,15 @@ const VectorOp OPS[] = {
     U32_1("v_ffbh_u32", a ? __builtin_clz(a) : ~0u), U32_1("v_clz_i32_u32", a ? __builtin_clz(a) : ~0u),
     U32_1("v_ffbl_b32", a ? __builtin_ctz(a) : ~0u), U32_1("v_ctz_i32_b32", a ? __builtin_ctz(a) : ~0u),
     U32_1("v_ffbh_i32", sign_bits(a)), U32_1("v_cls_i32", sign_bits(a)),
-    U32_2("v_and_b32", a & b), U32_2("v_or_b32", a | b), U32_2("v_xor_b32", a ^ b), U32_2("v_xnor_b32", ~(a ^ b)),
+    {"v_and_b32", Type::b32, {BOTH}, [](Alu& s) {
+       EMU_LANES {
+         const uint32_t a = s.in[0].u32[l], b = s.in[1].u32[l];
+         s.out.u32[l] = a & b;
+         // a zero says all of the result: compilers mask what is undefined with it
+         s.known |= ((s.source_known[0] >> l & !a) | (s.source_known[1] >> l & !b)) << l;
+       }
+     }},
+    U32_2("v_or_b32", a | b), U32_2("v_xor_b32", a ^ b), U32_2("v_xnor_b32", ~(a ^ b)),
     U32_2("v_lshlrev_b32", b << (a & 31)), U32_2("v_lshrrev_b32", b >> (a & 31)),
     I32_2("v_ashrrev_i32", b >> (a & 31)),
     U32_2("v_add_u32", saturated(uint64_t{a} + b, s.op->clamp)), U32_2("v_add_nc_u32", saturated(uint64_t{a} + b, s.op->clamp)),
