@@ -11,8 +11,10 @@ int32_t i(uint64_t v) { return static_cast<int32_t>(v); }
 uint32_t u(uint64_t v) { return static_cast<uint32_t>(v); }
 int64_t l(uint64_t v) { return static_cast<int64_t>(v); }
 
-float least(float a, float b) { return std::isnan(a) ? b : std::isnan(b) ? a : a < b ? a : b; }
-float most(float a, float b) { return std::isnan(a) ? b : std::isnan(b) ? a : a > b ? a : b; }
+template <class F>
+F least(F a, F b) { return std::isnan(a) ? b : std::isnan(b) ? a : a < b ? a : b; }
+template <class F>
+F most(F a, F b) { return std::isnan(a) ? b : std::isnan(b) ? a : a > b ? a : b; }
 
 uint64_t add_halves(uint64_t a, uint64_t b) {
   uint64_t r = 0;
@@ -51,8 +53,8 @@ const AtomicOp ATOMICS[] = {
     {"add_f32", "add_f32", 4, DO(word(f(old) + f(data)))}, {"add_f64", "add_f64", 8, DO(bits_of(d(old) + d(data)))},
     {"min_f32", nullptr, 4, DO(word(least(f(old), f(data))))}, {"max_f32", nullptr, 4, DO(word(most(f(old), f(data))))},
     {"min_num_f32", nullptr, 4, DO(word(least(f(old), f(data))))}, {"max_num_f32", nullptr, 4, DO(word(most(f(old), f(data))))},
-    {"min_f64", "min_f64", 8, DO(bits_of(std::fmin(d(old), d(data))))},
-    {"max_f64", "max_f64", 8, DO(bits_of(std::fmax(d(old), d(data))))},
+    {"min_f64", "min_f64", 8, DO(bits_of(least(d(old), d(data))))},
+    {"max_f64", "max_f64", 8, DO(bits_of(most(d(old), d(data))))},
     {"pk_add_f16", "pk_add_f16", 4, DO(add_halves(old, data))}, {"pk_add_bf16", "pk_add_bf16", 4, DO(add_bfloats(old, data))},
 };
 const int ATOMIC_COUNT = sizeof(ATOMICS) / sizeof(*ATOMICS);

@@ -95,9 +95,11 @@ void modify(Wave& wave, const Op& op, Type type, int source, Lanes& to, int n) {
       if (!wave.keeps_input16_64() && type == Type::f16)
         for (int l = 0; l < n; ++l) if (!(to.u32[l] & 0x7c00)) to.u32[l] &= 0x8000;
       break;
-    case Type::f64:
+    case Type::f64: case Type::b64:
       if (absolute) for (int l = 0; l < n; ++l) to.u64[l] &= ~(1ull << 63);
       if (negate) for (int l = 0; l < n; ++l) to.u64[l] ^= 1ull << 63;
+      if (!wave.keeps_input16_64() && type == Type::f64)
+        for (int l = 0; l < n; ++l) if (!(to.u64[l] >> 52 & 0x7ff)) to.u64[l] &= 1ull << 63;
       break;
     case Type::b32:  // v_cndmask_b32 and v_mov_b32 take them as floats
       if (absolute) for (int l = 0; l < n; ++l) to.u32[l] &= 0x7fffffff;
@@ -170,6 +172,7 @@ void finish_other(Wave& wave, const Op& op, Type type, Lanes& out, int n) {
   static const double FACTOR[] = {1.0, 2.0, 4.0, 0.5};
   if (type == Type::f64) {
     if (op.omod) for (int l = 0; l < n; ++l) out.f64[l] *= FACTOR[op.omod];
+    if (!wave.keeps_output16_64()) for (int l = 0; l < n; ++l) if (!(out.u64[l] >> 52 & 0x7ff)) out.u64[l] &= 1ull << 63;
     if (op.clamp) for (int l = 0; l < n; ++l) out.f64[l] = out.f64[l] > 0 ? std::min(out.f64[l], 1.0) : 0.0;
   } else if (type == Type::f16) {
     if (op.omod) for (int l = 0; l < n; ++l) out.u32[l] = to_half(from_half(out.u32[l]) * FACTOR[op.omod]);
@@ -225,7 +228,8 @@ void compute(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
   alu.mask_known = alu.known;
   alu.low_differs = false;
   unsigned rounding = vector.dst == Type::f32 || vector.dst == Type::pk_f32 ? wave.round32()
-                      : vector.dst == Type::f64 ? wave.round16_64() : 0;
+                      : vector.dst == Type::f64 || vector.dst == Type::f16 || vector.src[0] == Type::pk_f16 ? wave.round16_64()
+                                                                                                         : 0;
   if (rounding) std::fesetround(HOST_ROUNDING[rounding]);
   vector.run(alu);
   if (vector.dst == Type::f32) finish32(wave, op, alu.out.f32, alu.n);

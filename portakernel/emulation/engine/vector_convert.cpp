@@ -28,8 +28,8 @@ void pack_to_zero(Alu& s) {
 const VectorOp OPS[] = {
     TO32("v_cvt_i32_f32", Type::f32, to_i32(x.f32[l])), TO32("v_cvt_u32_f32", Type::f32, to_u32(x.f32[l])),
     TO32("v_cvt_i32_f64", Type::f64, to_i32(x.f64[l])), TO32("v_cvt_u32_f64", Type::f64, to_u32(x.f64[l])),
-    TO32("v_cvt_rpi_i32_f32", Type::f32, to_i32(std::floor(static_cast<double>(x.f32[l]) + 0.5))),
-    TO32("v_cvt_nearest_i32_f32", Type::f32, to_i32(std::floor(static_cast<double>(x.f32[l]) + 0.5))),
+    TO32("v_cvt_rpi_i32_f32", Type::f32, to_i32(std::floor(x.f32[l] + 0.5f))),
+    TO32("v_cvt_nearest_i32_f32", Type::f32, to_i32(std::floor(x.f32[l] + 0.5f))),
     TO32("v_cvt_flr_i32_f32", Type::f32, to_i32(std::floor(x.f32[l]))),
     TO32("v_cvt_floor_i32_f32", Type::f32, to_i32(std::floor(x.f32[l]))),
     TO32("v_cvt_i32_i16", Type::b16, static_cast<int16_t>(x.u32[l])), TO32("v_cvt_u32_u16", Type::b16, x.u32[l] & 0xffff),

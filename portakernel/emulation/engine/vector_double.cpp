@@ -13,7 +13,7 @@ const VectorOp OPS[] = {
     F64_2("v_min_num_f64", least(a, b)), F64_2("v_max_num_f64", most(a, b)),
     F64_3("v_fma_f64", std::fma(a, b, c)), F64_3("v_fmac_f64", std::fma(a, b, c)),
     F64_1("v_trunc_f64", std::trunc(a)), F64_1("v_ceil_f64", std::ceil(a)), F64_1("v_floor_f64", std::floor(a)),
-    F64_1("v_rndne_f64", std::nearbyint(a)),
+    F64_1("v_rndne_f64", __builtin_roundeven(a)),
     F64_1("v_fract_f64", std::isinf(a) ? NAN : std::min(a - std::floor(a), 0x1.fffffffffffffp-1)),
     {"v_ldexp_f64", Type::f64, {Type::f64, Type::raw32}, [](Alu& s) {
        EMU_LANES s.out.f64[l] = std::ldexp(s.in[0].f64[l], std::max(-4000, std::min(4000, s.in[1].i32[l])));

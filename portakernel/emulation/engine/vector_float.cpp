@@ -51,7 +51,7 @@ const VectorOp OPS[] = {
     F32_3("v_maxmin_num_f32", least(most(a, b), c)), F32_3("v_minmax_num_f32", most(least(a, b), c)),
     F32_3("v_minimummaximum_f32", maximum(minimum(a, b), c)), F32_3("v_maximumminimum_f32", minimum(maximum(a, b), c)),
     F32_1("v_trunc_f32", std::trunc(a)), F32_1("v_ceil_f32", std::ceil(a)), F32_1("v_floor_f32", std::floor(a)),
-    F32_1("v_rndne_f32", std::nearbyint(a)),
+    F32_1("v_rndne_f32", __builtin_roundeven(a)),
     F32_1("v_fract_f32", std::isinf(a) ? NAN : std::min(a - std::floor(a), 0x1.fffffep-1f)),
     {"v_ldexp_f32", Type::f32, {Type::f32, Type::raw32}, [](Alu& s) {
        EMU_LANES s.out.f32[l] = std::ldexp(s.in[0].f32[l], std::max(-600, std::min(600, s.in[1].i32[l])));

@@ -87,9 +87,10 @@ void multiply_add(Alu& s) {
 
 void multiply_add_signed(Alu& s) {
   EMU_LANES {
-    int64_t product = int64_t{s.in[0].i32[l]} * s.in[1].i32[l], r;
-    s.out_mask |= uint64_t{__builtin_add_overflow(product, s.in[2].i64[l], &r)} << l;
-    s.out.i64[l] = r;
+    // the mask takes bit 64 of the sum, its sign
+    __int128 r = static_cast<__int128>(int64_t{s.in[0].i32[l]} * s.in[1].i32[l]) + s.in[2].i64[l];
+    s.out_mask |= uint64_t{r < 0} << l;
+    s.out.i64[l] = static_cast<int64_t>(r);
   }
   low_words(s, true, 2);
 }

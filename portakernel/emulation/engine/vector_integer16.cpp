@@ -45,10 +45,16 @@ const VectorOp OPS[] = {
     {"v_mov_b16", Type::b16, {Type::b16}, [](Alu& s) { s.out = s.in[0]; }},
     {"v_not_b16", Type::b16, {Type::b16}, [](Alu& s) { EMU_LANES s.out.u32[l] = ~s.in[0].u32[l] & 0xffff; }},
     {"v_mad_u32_u16", Type::b32, {Type::b16, Type::b16, Type::b32}, [](Alu& s) {
-       EMU_LANES s.out.u32[l] = s.in[0].u32[l] * s.in[1].u32[l] + s.in[2].u32[l];
+       EMU_LANES {
+         uint64_t r = uint64_t{s.in[0].u32[l]} * s.in[1].u32[l] + s.in[2].u32[l];
+         s.out.u32[l] = static_cast<uint32_t>(CLAMP ? std::min<uint64_t>(r, ~0u) : r);
+       }
      }},
     {"v_mad_i32_i16", Type::b32, {Type::b16, Type::b16, Type::b32}, [](Alu& s) {
-       EMU_LANES s.out.u32[l] = static_cast<uint32_t>(sx(s.in[0].u32[l]) * sx(s.in[1].u32[l])) + s.in[2].u32[l];
+       EMU_LANES {
+         int64_t r = int64_t{sx(s.in[0].u32[l])} * sx(s.in[1].u32[l]) + s.in[2].i32[l];
+         s.out.u32[l] = static_cast<uint32_t>(CLAMP ? std::max<int64_t>(INT32_MIN, std::min<int64_t>(INT32_MAX, r)) : r);
+       }
      }},
 };
 

@@ -9,6 +9,7 @@ namespace {
 float pick32(const Alu& s, int i, int l, bool high) {
   unsigned select = (high ? s.op->op_sel_hi : s.op->op_sel) >> i & 1;
   float v = float_of(static_cast<uint32_t>(s.in[i].u64[l] >> 32 * select));
+  if (!s.wave->keeps_input32()) v = flush(v);
   return (high ? s.op->neg_hi : s.op->neg) >> i & 1 ? -v : v;
 }
 
@@ -30,6 +31,7 @@ void packed32(Alu& s, int sources, F f) {
     uint64_t r = 0;
     for (int high = 0; high < 2; ++high) {
       float v = f(pick32(s, 0, l, high), pick32(s, 1, l, high), [&] { return pick32(s, 2, l, high); });
+      if (!s.wave->keeps_output32()) v = flush(v);
       if (s.op->clamp) v = v > 0 ? std::min(v, 1.0f) : 0.0f;
       r |= uint64_t{bits_of(v)} << 32 * high;
     }
@@ -43,11 +45,18 @@ uint32_t pick16(const Alu& s, int i, int l, bool high) {
 }
 double pick_half(const Alu& s, int i, int l, bool high) {
   uint32_t v = pick16(s, i, l, high) ^ ((high ? s.op->neg_hi : s.op->neg) >> i & 1) << 15;
-  return from_half(v);
+  return from_half(!s.wave->keeps_input16_64() && !(v & 0x7c00) ? v & 0x8000 : v);
 }
+uint32_t packed_half(const Alu& s, double v) {
+  if (s.op->clamp) v = v > 0 ? std::min(v, 1.0) : 0;
+  uint32_t half = to_half(v, s.wave->round16_64());
+  return !s.wave->keeps_output16_64() && !(half & 0x7c00) ? half & 0x8000 : half;
+}
+double least(double a, double b) { return std::isnan(a) ? b : std::isnan(b) ? a : a < b || (a == b && std::signbit(a)) ? a : b; }
+double most(double a, double b) { return std::isnan(a) ? b : std::isnan(b) ? a : a > b || (a == b && !std::signbit(a)) ? a : b; }
 
-#define PK_F16_2(name, expr) {name, Type::b32, {Type::pk_f16, Type::pk_f16}, [](Alu& s) { EMU_LANES { uint32_t r = 0; for (int h = 0; h < 2; ++h) { const double a = pick_half(s, 0, l, h), b = pick_half(s, 1, l, h); double v = (expr); if (s.op->clamp) v = v > 0 ? std::min(v, 1.0) : 0; r |= to_half(v, s.wave->round16_64()) << 16 * h; } s.out.u32[l] = r; } }}
-#define PK_F16_3(name, expr) {name, Type::b32, {Type::pk_f16, Type::pk_f16, Type::pk_f16}, [](Alu& s) { EMU_LANES { uint32_t r = 0; for (int h = 0; h < 2; ++h) { const double a = pick_half(s, 0, l, h), b = pick_half(s, 1, l, h), c = pick_half(s, 2, l, h); double v = (expr); if (s.op->clamp) v = v > 0 ? std::min(v, 1.0) : 0; r |= to_half(v, s.wave->round16_64()) << 16 * h; } s.out.u32[l] = r; } }}
+#define PK_F16_2(name, expr) {name, Type::b32, {Type::pk_f16, Type::pk_f16}, [](Alu& s) { EMU_LANES { uint32_t r = 0; for (int h = 0; h < 2; ++h) { const double a = pick_half(s, 0, l, h), b = pick_half(s, 1, l, h); r |= packed_half(s, expr) << 16 * h; } s.out.u32[l] = r; } }}
+#define PK_F16_3(name, expr) {name, Type::b32, {Type::pk_f16, Type::pk_f16, Type::pk_f16}, [](Alu& s) { EMU_LANES { uint32_t r = 0; for (int h = 0; h < 2; ++h) { const double a = pick_half(s, 0, l, h), b = pick_half(s, 1, l, h), c = pick_half(s, 2, l, h); r |= packed_half(s, expr) << 16 * h; } s.out.u32[l] = r; } }}
 uint32_t saturate_u(int64_t v, bool clamp) { return static_cast<uint32_t>(clamp ? std::max<int64_t>(0, std::min<int64_t>(65535, v)) : v) & 0xffff; }
 uint32_t saturate_i(int64_t v, bool clamp) { return static_cast<uint32_t>(clamp ? std::max<int64_t>(-32768, std::min<int64_t>(32767, v)) : v) & 0xffff; }
 
@@ -112,11 +121,11 @@ const VectorOp OPS[] = {
     {"v_fma_mix_f32", Type::f32, THREE, mix32}, {"v_mad_mix_f32", Type::f32, THREE, mix32},
     {"v_fma_mixlo_f16", Type::b32, THREE, mix16<false>}, {"v_mad_mixlo_f16", Type::b32, THREE, mix16<false>},
     {"v_fma_mixhi_f16", Type::b32, THREE, mix16<true>}, {"v_mad_mixhi_f16", Type::b32, THREE, mix16<true>},
-    PK_F16_2("v_pk_minimum_f16", std::isnan(a) || std::isnan(b) ? NAN : std::fmin(a, b)),
-    PK_F16_2("v_pk_maximum_f16", std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b)),
+    PK_F16_2("v_pk_minimum_f16", std::isnan(a) || std::isnan(b) ? NAN : least(a, b)),
+    PK_F16_2("v_pk_maximum_f16", std::isnan(a) || std::isnan(b) ? NAN : most(a, b)),
     PK_F16_2("v_pk_add_f16", a + b), PK_F16_2("v_pk_mul_f16", a * b), PK_F16_3("v_pk_fma_f16", std::fma(a, b, c)),
-    PK_F16_2("v_pk_min_f16", std::fmin(a, b)), PK_F16_2("v_pk_max_f16", std::fmax(a, b)),
-    PK_F16_2("v_pk_min_num_f16", std::fmin(a, b)), PK_F16_2("v_pk_max_num_f16", std::fmax(a, b)),
+    PK_F16_2("v_pk_min_f16", least(a, b)), PK_F16_2("v_pk_max_f16", most(a, b)),
+    PK_F16_2("v_pk_min_num_f16", least(a, b)), PK_F16_2("v_pk_max_num_f16", most(a, b)),
 };
 
 }  // namespace

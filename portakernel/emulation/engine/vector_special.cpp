@@ -1,5 +1,7 @@
 // Transcendental units, and the steps of a division.
 // The units are within 1 ulp by the documents; here they are rounded from double precision.
+#include <cfenv>
+
 #include "registry.h"
 
 namespace emu {
@@ -27,6 +29,19 @@ double sum_to_odd(float a, float b, float c) {
   if (error == 0 || !std::isfinite(sum) || bits & 1) return sum;
   bool away = (error > 0) == (sum > 0);
   return double_of(away ? bits + 1 : bits - 1);
+}
+
+// (a * b + c) * 2^128 or 2^-128, rounded once: where that is subnormal, from a sum whose last bit is odd if inexact.
+double fma_scaled(double a, double b, double c) {
+  double r = std::fma(a, b, c), scale = exponent(c) > 1023 ? 0x1p128 : 0x1p-128;
+  if (!(std::fabs(r * scale) < 0x1p-1022)) return r * scale;
+  int rounding = std::fegetround();
+  std::fesetround(FE_TOWARDZERO);
+  std::feclearexcept(FE_INEXACT);
+  volatile double odd = std::fma(a, b, c);
+  bool inexact = std::fetestexcept(FE_INEXACT);
+  std::fesetround(rounding);
+  return double_of(bits_of(odd) | inexact) * scale;
 }
 
 struct Scaled32 { float value; bool vcc; };
@@ -145,9 +160,8 @@ const VectorOp OPS[] = {
     {"v_div_fmas_f64", Type::f64, {Type::f64, Type::f64, Type::f64}, [](Alu& s) {
        uint64_t vcc = s.wave->mask(VCC);
        EMU_LANES {
-         double r = std::fma(s.in[0].f64[l], s.in[1].f64[l], s.in[2].f64[l]);
-         if (vcc >> l & 1) r *= exponent(s.in[2].f64[l]) > 1023 ? 0x1p128 : 0x1p-128;
-         s.out.f64[l] = r;
+         const double a = s.in[0].f64[l], b = s.in[1].f64[l], c = s.in[2].f64[l];
+         s.out.f64[l] = vcc >> l & 1 ? fma_scaled(a, b, c) : std::fma(a, b, c);
        }
      }},
     F32_3("v_div_fixup_f32", div_fixup(a, b, c, -150)),
