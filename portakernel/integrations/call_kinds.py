@@ -21,6 +21,8 @@ Kind = tuple[Any, ...]
 ROWS = 24
 # Of drawn rows, in turn: what normalisation leaves of them depends on its epsilon.
 MAGNITUDES = (1.0, 1e-3, 8.0)
+# Squares of larger numbers are beyond float32 when they are summed, in the client's own code too.
+_LARGEST = 2.0**55
 # The dimensions between the first and the last.
 _BETWEEN = 2
 _TENSOR = "tensor"
@@ -32,6 +34,14 @@ def kind_of(argument: Any) -> Any:
         return argument
     last = int(argument.shape[-1]) if argument.is_floating_point() and argument.dim() > 1 else 0
     return (_TENSOR, str(argument.dtype), str(argument.device), argument.dim(), last)
+
+
+def is_telling(argument: Any) -> bool:
+    """Whether a trial of an argument's own numbers can tell anything: there are some, none too large to be squared."""
+    if not isinstance(argument, Tensor) or not argument.is_floating_point():
+        return True
+    magnitudes = argument.detach().float().abs()
+    return bool(magnitudes.numel()) and not bool((magnitudes.isfinite() & (magnitudes > _LARGEST)).any())
 
 
 def is_tensor_kind(kind: Any) -> bool:

@@ -13,11 +13,12 @@ An adapter describes its layer by a subclass, and calls an instance of that from
 
 Each gets tensors of its own in a trial: what they write into their arguments is written in the call alone.
 
-The first call of a kind (``call_kinds``) is tried, for each instance of the layer: op and client compute the
-same inputs, both are held against the formula in float64, and where the op is worse the layer stays the client's, with
-a warning. Of an eager call a part of its own inputs is tried; and, as of a traced one, whose tensors have no numbers,
-drawn inputs of its kind with the layer's real weights, of magnitudes from tiny to large. Weights that hold no numbers
-here (fake ones of an export, shards) cannot be tried: such a layer is served untried.
+The first call of a kind (``call_kinds``) is tried, for each instance of the layer: op and client compute the same
+inputs, both are held against the formula in float64, and where the op is worse the layer stays the client's, with a
+warning. Of an eager call a part of its own inputs is tried; and, as of a traced one, whose tensors have no numbers,
+drawn inputs of its kind with the layer's real weights, of magnitudes from tiny to large. Empty calls have no part to be
+tried, and rows that are not finite decide nothing. Weights that hold no numbers here (fake ones of an export, shards)
+cannot be tried: such a layer is served untried.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ import torch
 from torch import Tensor
 
 from portakernel.errors import PortakernelError
-from portakernel.integrations.call_kinds import ROWS, Kind, copied, drawn, holds_numbers, is_tensor_kind, kind_of
+from portakernel.integrations.call_kinds import (
+    ROWS,
+    Kind,
+    copied,
+    drawn,
+    holds_numbers,
+    is_telling,
+    is_tensor_kind,
+    kind_of,
+)
 from portakernel.integrations.client import client, number_of, record
 from portakernel.integrations.first_calls import shortfall
 from portakernel.runtime import contract_of
@@ -116,7 +126,8 @@ class ServedLayer(abc.ABC):
             return ""
         own = part() if part is not None else ()
         with outside_modes():
-            worse = self._tried(module, own) if own and all(map(holds_numbers, own)) else ""
+            tried = bool(own) and all(map(holds_numbers, own)) and all(map(is_telling, own))
+            worse = self._tried(module, own) if tried else ""
             return mine.decide(self.layer, (number, *kind), worse or self._tried(module, self.drawn(module, kind)))
 
     def _tried(self, module: Any, arguments: tuple[Any, ...]) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from portakernel import ops
 from portakernel.errors import ArgumentValueError
+from portakernel.runtime import contract_of
 
 
 class Attention(nn.Module):
@@ -33,7 +36,8 @@ class Attention(nn.Module):
         device, dtype: of the weights.
 
     Raises:
-        ArgumentValueError: sizes that do not divide each other, or a dropout.
+        ArgumentValueError: sizes that do not divide each other, a dropout, or a window below -1.
+        ArgumentTypeError: ``causal`` is no bool, or ``window`` is not two whole numbers.
     """
 
     in_proj_bias: nn.Parameter | None
@@ -68,8 +72,8 @@ class Attention(nn.Module):
         self.num_key_value_heads = key_heads
         self.head_dim = embed_dim // num_heads
         self.batch_first = batch_first
-        self.causal = causal
-        self.window = window
+        self.causal: bool = _checked("causal", causal)
+        self.window: tuple[int, int] = _checked("window", window)
         rows = embed_dim + 2 * key_heads * self.head_dim
         self.in_proj_weight = nn.Parameter(torch.empty((rows, embed_dim), device=device, dtype=dtype))
         shift = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
@@ -98,12 +102,14 @@ class Attention(nn.Module):
         """
         if key is None and value is not None:
             raise ArgumentValueError("a value was given without a key; give key=, too: it says what is compared")
-        if query.dim() != 3:
-            raise ArgumentValueError(
-                f"query is {tuple(query.shape)}; it has to be (B, S, E) with batch_first=True, (S, B, E) otherwise"
-            )
         key = query if key is None else key
         value = key if value is None else value
+        for name, length, x in (("query", "S", query), ("key", "T", key), ("value", "T", value)):
+            if x.dim() != 3 or x.shape[-1] != self.embed_dim:
+                raise ArgumentValueError(
+                    f"{name} is {tuple(x.shape)}; it has to be (B, {length}, E) with batch_first=True,"
+                    f" ({length}, B, E) otherwise, and E is embed_dim={self.embed_dim}"
+                )
         q, k, v = projected_heads(query, key, value, self.in_proj_weight, self.in_proj_bias, self.head_dim)
         if not self.batch_first:
             q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
@@ -124,6 +130,12 @@ class Attention(nn.Module):
         return ", ".join(told)
 
 
+def _checked(name: str, value: object) -> Any:
+    """A parameter's value as the op takes it; an error of the constructor where it takes none such."""
+    parameters = contract_of("attention").parameters
+    return next(each for each in parameters if each.name == name).canonical("Attention", value)
+
+
 def projected_heads(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None, head_dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,5 +152,6 @@ def projected_heads(
         biases: tuple[Tensor | None, ...] = (None, None, None) if bias is None else torch.split(bias, sizes)
         given = zip((query, key, value), torch.split(weight, sizes), biases, strict=True)
         parts = tuple(nn.functional.linear(x, rows, shift) for x, rows, shift in given)
-    q, k, v = (part.view(*part.shape[:2], -1, head_dim) for part in parts)
+    # the number of heads in numbers: of an empty tensor no -1 can be told
+    q, k, v = (part.view(*part.shape[:2], size // head_dim, head_dim) for part, size in zip(parts, sizes, strict=True))
     return q, k, v

@@ -331,6 +331,92 @@ def test_a_call_of_attention_that_the_op_cannot_be_asked_is_torch_s(
     assert [(row.calls, row.refused) for row in patched.report()] == [(1, told)]
 
 
+@pytest.mark.parametrize("sizes", [(0, 5, 5), (2, 0, 0), (2, 0, 5), (2, 5, 0), (0, 0, 0)])
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask"])
+def test_empty_batches_and_sequences_of_attention_are_served(sizes: tuple[int, int, int], masked: bool) -> None:
+    batch, queries, keys = sizes
+    layer = nn.MultiheadAttention(16, 2, batch_first=True)
+    query, key = torch.randn(batch, queries, 16), torch.randn(batch, keys, 16)
+    mask = torch.randn(queries, keys) if masked else None
+    wanted, _ = layer(query, key, key, need_weights=False, attn_mask=mask)
+    patched = portakernel.patch(layer)
+    got, _ = layer(query, key, key, need_weights=False, attn_mask=mask)
+    torch.testing.assert_close(got, wanted, **CLOSE)
+    assert [(row.calls, row.outcome) for row in patched.report()] == [(1, "served")]
+
+
+def test_empty_rows_are_served() -> None:
+    model = nn.Sequential(nn.LayerNorm((4, 16)), nn.RMSNorm(16), nn.Softmax(-1))
+    patched = portakernel.patch(model)
+    assert model(torch.randn(0, 4, 16)).shape == (0, 4, 16)
+    assert set(outcomes(patched).values()) == {("served", 1)}
+
+
+def test_a_model_on_meta_is_torch_s_and_is_served_once_it_has_numbers() -> None:
+    with torch.device("meta"):
+        model = Block()
+    x = torch.randn(3, 5, 16)
+    patched = portakernel.patch(model)
+    got = model(x.to("meta"))
+    assert (got.device.type, got.shape, got.dtype) == ("meta", x.shape, x.dtype)
+    refused = {row.refused for row in patched.report()}
+    assert refused == {"x is on the meta device, where nothing is computed"}
+    assert set(outcomes(patched).values()) == {("left to the client", 1)}
+    model.to_empty(device="cpu").load_state_dict(Block().state_dict())
+    wanted = copy.deepcopy(model).double()(x.double())
+    torch.testing.assert_close(model(x).double(), wanted, **CLOSE)
+    assert {row.outcome for row in patched.report() if not row.refused} == {"served"}
+
+
+X = torch.randn(3, 5, 16)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [((), {}), ((X, X), {}), ((), {"y": X}), ((X,), {"y": X}), ((3,), {}), ((None,), {}), ((X, X, 3), {}),
+     ((X, X, X), {"attn_mask": 3}), ((X, X, X), {"y": 3}), ((X,), {"input": X}), ((X[..., :7],) * 3, {})],
+    ids=["nothing", "two", "another name", "one more by name", "a number", "None", "tensors and a number", "no mask",
+         "another name besides", "twice", "other sizes"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "layer",
+    [nn.RMSNorm(16), nn.LayerNorm(16), nn.Softmax(-1), nn.MultiheadAttention(16, 2)],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_call_that_does_not_fit_raises_what_torch_raises(
+    layer: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]
+) -> None:
+    arguments, named = call
+    with pytest.raises(Exception) as torch_s:  # noqa: PT011 - whatever torch raises
+        layer(*arguments, **named)
+    with portakernel.patch(layer) as patched:
+        with pytest.raises(type(torch_s.value), match=f"^{re.escape(str(torch_s.value))}$") as ours:
+            layer(*arguments, **named)
+        assert type(ours.value) is type(torch_s.value)
+        assert sum(row.calls for row in patched.report()) == 0
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"), [(nn.RMSNorm(16), "x"), (nn.LayerNorm(16), "input"), (nn.Softmax(-1), "input")]
+)
+def test_the_tensor_may_be_given_by_its_name(layer: nn.Module, name: str) -> None:
+    wanted = layer(**{name: X})
+    with portakernel.patch(layer) as patched:
+        torch.testing.assert_close(layer(**{name: X}), wanted, **CLOSE)
+        assert [(row.calls, row.outcome) for row in patched.report()] == [(1, "served")]
+
+
+def test_patched_models_are_scripted_once_they_are_torch_s_again() -> None:
+    layer = nn.LayerNorm(16)
+    patched = portakernel.patch(layer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with pytest.raises(torch.jit.frontend.NotSupportedError):
+            torch.jit.script(layer)
+        patched.unpatch()
+        assert torch.equal(torch.jit.script(layer)(X), layer(X))
+
+
 def test_hooks_are_called_as_before() -> None:
     norm, seen = nn.LayerNorm(16), list[str]()
     norm.register_forward_pre_hook(lambda *_: seen.append("before"))

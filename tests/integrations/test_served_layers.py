@@ -220,3 +220,31 @@ def test_as_far_off_as_the_client_is_as_good() -> None:
     own, alike = (exact + 0.02 * noise).bfloat16(), (exact - 0.02 * noise).bfloat16()
     assert shortfall(alike, own, exact, TOLERANCE) == ""
     assert "where the client's own code is" in shortfall((exact + 0.03 * noise).bfloat16(), own, exact, TOLERANCE)
+
+
+@pytest.mark.parametrize("first", [
+    torch.zeros(0, 32), torch.full((4, 32), torch.nan), torch.full((4, 32), -torch.inf),
+    torch.cat([torch.full((1, 32), torch.inf), torch.ones(3, 32)]), torch.full((4, 32), 1e30),
+], ids=["empty", "NaN", "infinite", "one infinite row", "too large to be squared"])  # fmt: skip
+def test_a_first_call_without_telling_numbers_is_no_reason_to_stand_back(first: Tensor) -> None:
+    enabled(Norm)
+    norm = OwnNorm(32)
+    torch.testing.assert_close(norm(first), norm.native(first), equal_nan=True)
+    x = torch.randn(4, 32)
+    torch.testing.assert_close(norm(x), norm.native(x))
+    assert outcomes() == {"served": 2}
+
+
+def test_a_fault_is_noticed_even_if_the_first_call_has_no_telling_numbers() -> None:
+    enabled(OtherEpsilon)
+    norm = OwnNorm(32)
+    with pytest.warns(ClientWarning):
+        norm(torch.full((4, 32), torch.nan))
+    assert outcomes() == {"left to the client": 1}
+
+
+def test_a_result_that_is_not_finite_where_the_client_s_is_is_worse() -> None:
+    own = torch.ones(3, 2)
+    ours = own.clone()
+    ours[1, 0] = torch.nan
+    assert "inf ulp off" in shortfall(ours, own, own.double(), TOLERANCE)

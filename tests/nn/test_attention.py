@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from portakernel import nn
-from portakernel.errors import ArgumentValueError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -151,6 +151,57 @@ def test_calls_that_cannot_be_read_are_refused() -> None:
     module, x = nn.Attention(16, 2), torch.randn(5, 2, 16)
     with pytest.raises(ArgumentValueError, match=r"^a value was given without a key; give key=, too: "):
         module(x, value=x)
-    told = "query is (5, 16); it has to be (B, S, E) with batch_first=True, (S, B, E) otherwise"
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize("sizes", [(5, 16), (5, 2, 17)], ids=["two dimensions", "another embed_dim"])
+def test_sizes_that_do_not_fit_are_refused_by_the_argument_s_name(name: str, sizes: tuple[int, ...]) -> None:
+    given = dict.fromkeys(("query", "key", "value"), torch.randn(5, 2, 16)) | {name: torch.randn(sizes)}
+    n = "S" if name == "query" else "T"
+    told = (
+        f"{name} is {sizes}; it has to be (B, {n}, E) with batch_first=True, ({n}, B, E) otherwise,"
+        " and E is embed_dim=16"
+    )
     with pytest.raises(ArgumentValueError, match=f"^{re.escape(told)}$"):
-        module(x[:, 0])
+        nn.Attention(16, 2)(**given)
+
+
+EMPTY = [(0, 5, 5), (2, 0, 0), (2, 0, 5), (2, 5, 0), (0, 0, 0)]
+
+
+@pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "sequence first"])
+@pytest.mark.parametrize(("batch", "queries", "keys"), EMPTY)
+def test_empty_batches_and_sequences_are_torch_s(batch: int, queries: int, keys: int, batch_first: bool) -> None:
+    ours, theirs = pair(batch_first=batch_first)
+    query, key = torch.randn(batch, queries, 32), torch.randn(batch, keys, 32)
+    if not batch_first:
+        query, key = query.transpose(0, 1), key.transpose(0, 1)
+    wanted, _ = theirs(query, key, key, need_weights=False)
+    torch.testing.assert_close(ours(query, key), wanted, **CLOSE)
+    if queries == keys:
+        torch.testing.assert_close(ours(query), theirs(query, query, query, need_weights=False)[0], **CLOSE)
+
+
+WINDOW = "Attention: window must be (left, right), each -1 or None for all; this is"
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ({"window": 3}, ArgumentTypeError, f"{WINDOW} int 3"),
+        ({"window": (1,)}, ArgumentTypeError, f"{WINDOW} tuple (1,)"),
+        ({"window": None}, ArgumentTypeError, f"{WINDOW} NoneType None"),
+        (
+            {"window": (-2, 0)},
+            ArgumentValueError,
+            "Attention: window counts positions, -1 or None for all; this is (-2, 0)",
+        ),
+        ({"causal": "yes"}, ArgumentTypeError, "Attention: causal must be True or False; this is str 'yes'"),
+    ],
+    ids=["a number", "one side", "no window", "less than all", "a word"],
+)
+def test_masks_that_the_op_does_not_take_are_refused_at_construction(
+    given: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=f"^{re.escape(told)}$"):
+        nn.Attention(16, 2, **given)

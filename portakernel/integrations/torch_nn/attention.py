@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from portakernel import ops
 from portakernel.integrations.call_kinds import Kind, drawn, is_tensor_kind
-from portakernel.integrations.client import record
-from portakernel.integrations.torch_nn.layers import TorchLayer, name_of, refused_tensor
+from portakernel.integrations.torch_nn.layers import TorchLayer, is_autocast_on, name_of, refused_tensor
 from portakernel.nn.attention import projected_heads
 
 
@@ -34,12 +33,16 @@ class AttentionLayer(TorchLayer):
 
     def forward(self, module: Any, *arguments: Any, **named: Any) -> Any:
         """As ``torch.nn.MultiheadAttention.forward``; a call that the op cannot be asked goes there as it is."""
-        query, key, value, mask, is_causal, refused = _asked(module, *arguments, **named)
+        try:
+            asked = _asked(module, *arguments, **named)
+        except TypeError:
+            asked = None
+        if asked is None:
+            return self.by_class(module, "the arguments are not those of torch's forward", *arguments, **named)
+        query, key, value, mask, is_causal, refused = asked
         if refused or (refused := self.refusal(module, query, key, value, mask)):
-            record(self.client, self.op, refused, self.layer)
-            return type(module).forward(module, *arguments, **named)
-        autocast = torch.is_autocast_enabled(query.device.type)
-        return self(module, query, key, value, mask, is_causal, autocast), None
+            return self.by_class(module, refused, *arguments, **named)
+        return self(module, query, key, value, mask, is_causal, is_autocast_on(query)), None
 
     def refusal(self, module: Any, *arguments: Any) -> str:
         """Shapes and dtypes that the op does not take."""
@@ -127,7 +130,10 @@ def _asked(
     """A call's tensors, mask and causality, and why the op cannot be asked it; empty where it can."""
     del average_attn_weights
     refused = ""
-    if need_weights:
+    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if not all(isinstance(each, Tensor) for each in tensors):
+        refused = "query, key, value and attn_mask are not all tensors"
+    elif need_weights:
         refused = "need_weights=True: the op does not return the weights; call with need_weights=False"
     elif key_padding_mask is not None:
         refused = "key_padding_mask: give it as a float attn_mask, (batch * heads, queries, keys), -inf where it hides"

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from portakernel import ops
 from portakernel.integrations.call_kinds import Kind, drawn
+from portakernel.integrations.client import record
 from portakernel.integrations.served_layer import ServedLayer
 from portakernel.nn.norms import as_row, as_rows, rms_norm_eps
 
@@ -27,6 +28,8 @@ class TorchLayer(ServedLayer, abc.ABC):
     """
 
     op_name: ClassVar[str]
+    # what the class's forward names the one tensor that it takes
+    input_name: ClassVar[str] = "input"
 
     def __init__(self, layer: str) -> None:
         super().__init__(NAME, layer, self.op_name)
@@ -40,9 +43,17 @@ class TorchLayer(ServedLayer, abc.ABC):
         return ""
 
     def forward(self, module: Any, *arguments: Any, **named: Any) -> Any:
-        """What the instance's ``forward`` does with the one tensor that such layers take."""
-        x = given_tensor(*arguments, **named)
-        return self(module, x, torch.is_autocast_enabled(x.device.type))
+        """What the instance's ``forward`` does; a call of anything but one tensor is the class's, errors too."""
+        x = arguments[0] if arguments else named.get(self.input_name)
+        if len(arguments) + len(named) != 1 or not isinstance(x, Tensor):
+            return self.by_class(module, "the call gives something else than one tensor", *arguments, **named)
+        return self(module, x, is_autocast_on(x))
+
+    def by_class(self, module: Any, refused: str, *arguments: Any, **named: Any) -> Any:
+        """The call by the class's forward, as it was made; counted where that returns."""
+        result = type(module).forward(module, *arguments, **named)
+        record(self.client, self.op, refused, self.layer)
+        return result
 
     def own(self, module: Any, *arguments: Any) -> Any:
         """By the class's forward, which the instance's hides."""
@@ -62,6 +73,7 @@ class RMSNormLayer(NormLayer):
     """``torch.nn.RMSNorm``, by ``rms_norm``."""
 
     op_name = "rms_norm"
+    input_name = "x"
 
     def refusal(self, module: Any, *arguments: Any) -> str:
         """Dtypes that the op does not take, or that torch promotes."""
@@ -142,15 +154,17 @@ def refused_tensor(x: Tensor) -> str:
     """Why no op takes a tensor; empty where one may."""
     if x.dtype not in DTYPES:
         return f"x is {name_of(x.dtype)}: {TAKEN}"
+    if x.device.type == "meta":
+        return "x is on the meta device, where nothing is computed"
     return "x is nested" if x.is_nested else ""
+
+
+def is_autocast_on(x: Tensor) -> bool:
+    """Whether torch casts what it computes of ``x``; never on meta, which autocast does not know and raises of."""
+    device = x.device.type
+    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def name_of(dtype: torch.dtype) -> str:
     """A dtype as the ops name it."""
     return str(dtype).removeprefix("torch.")
-
-
-def given_tensor(*arguments: Any, **named: Any) -> Tensor:
-    """The one tensor that a layer was called with, by whatever name."""
-    (x,) = (*arguments, *named.values())
-    return x  # type: ignore[no-any-return]
