@@ -40,7 +40,18 @@ def assembled(arch: str, lines: Sequence[str]) -> tuple[bytes, set[int]]:
     bad: set[int] = set()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "many.o")
-        command = [CLANG, "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-x", "assembler", "-c", "-", "-o", str(path)]
+        command = [
+            CLANG,
+            "-target",
+            "amdgcn-amd-amdhsa",
+            f"-mcpu={arch}",
+            "-x",
+            "assembler",
+            "-c",
+            "-",
+            "-o",
+            str(path),
+        ]
         for _ in range(4):
             text = "\n".join("" if i in bad else line for i, line in enumerate(lines)) + "\n"
             ran = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
@@ -77,8 +88,8 @@ def surrounded(case: Case) -> tuple[list[str], list[str]]:
     if "SCRATCH" in case.encoding:
         count = PRIVATE_BYTES // 4
         store, load = (_dword(case.arch, f"scratch_{what}") for what in ("store", "load"))
-        before = [f"{store} off, v{_HELD + i}, off offset:{4 * i}" for i in range(count)]
-        after = [f"{load} v{_HELD + i}, off, off offset:{4 * i}" for i in range(count)]
+        before = ["v_mov_b32 v249, 0", *(f"{store} v249, v{_HELD + i}, off offset:{4 * i}" for i in range(count))]
+        after = ["v_mov_b32 v249, 0", *(f"{load} v{_HELD + i}, v249, off offset:{4 * i}" for i in range(count))]
         return [*before, to_exec], [all_on, *after]
     return [], []
 
@@ -198,7 +209,9 @@ def _take_held(case: Case, state: State, made: State, vector: npt.NDArray[np.uin
         made.lds = bytearray(np.ascontiguousarray(vector[_HELD : _HELD + count, :lanes]).tobytes())
     else:
         count = PRIVATE_BYTES // 4
-        made.private = [bytearray(np.ascontiguousarray(vector[_HELD : _HELD + count, lane]).tobytes()) for lane in range(lanes)]
+        made.private = [
+            bytearray(np.ascontiguousarray(vector[_HELD : _HELD + count, lane]).tobytes()) for lane in range(lanes)
+        ]
     made.vector[_HELD : _VECTORS + 1] = state.vector[_HELD : _VECTORS + 1]
     made.scalar[90:92], made.scalar[EXEC : EXEC + 2] = state.scalar[90:92], state.scalar[EXEC : EXEC + 2]
 
@@ -286,16 +299,20 @@ def _addresses(case: Case, state: State, draw: random.Random) -> None:
     state.scalar[66], state.scalar[67], state.scalar[68] = BUFFER_BYTES - 64, 0x00027000, 4 * draw.randrange(4)
     own = list(range(lanes))
     draw.shuffle(own)
-    atomic = "atomic" in case.name or any(part in case.name for part in ("_add", "_sub", "_min", "_max", "_inc", "_dec", "cmp"))
+    atomic = "atomic" in case.name or any(
+        part in case.name for part in ("_add", "_sub", "_min", "_max", "_inc", "_dec", "cmp")
+    )
     if atomic:
         own = [draw.randrange(8) for _ in range(lanes)]
     if case.encoding == "DS":
         at = 56
         for lane in range(lanes):
-            step = 4 * max(1, case.operands.get("data0", case.operands.get("vdst")).words) if "64" in case.name.split("_b")[0] else 24
+            step = (
+                4 * max(1, case.operands.get("data0", case.operands.get("vdst")).words)
+                if "64" in case.name.split("_b")[0]
+                else 32
+            )
             state.vector[at, lane] = own[lane] * step if "VGPR[" not in case.pseudocode else draw.getrandbits(9)
-            if "128" in case.name or "96" in case.name:
-                state.vector[at, lane] = own[lane] * 16
     elif "SCRATCH" in case.encoding:
         state.scalar[68] = 4 * draw.randrange(3)
         state.vector[56, :lanes] = [4 * draw.randrange(3) for _ in range(lanes)]
@@ -306,7 +323,9 @@ def _addresses(case: Case, state: State, draw: random.Random) -> None:
     elif "vaddr" in case.operands:
         for lane in range(lanes):
             offset = own[lane] * 32
-            state.set_vectors(56, lane, case.operands["vaddr"].words, offset + (BASE if case.operands["vaddr"].bits == 64 else 0))
+            state.set_vectors(
+                56, lane, case.operands["vaddr"].words, offset + (BASE if case.operands["vaddr"].bits == 64 else 0)
+            )
 
 
 # How far results may be from the reference in units, where the documents give the unit a bound or none.
@@ -324,14 +343,28 @@ def difference(case: Case, expected: State, got: State) -> str:
     both = [(case, result)] + ([(case.second, case.second.operands.get("vdst"))] if case.second else [])
     unlike = np.argwhere(expected.vector != got.vector)
     for register, lane in unlike:
-        owner = next((o for o in both if o[1] is not None and o[1].kind == "v" and o[1].index <= register < o[1].index + o[1].words), None)
+        owner = next(
+            (
+                o
+                for o in both
+                if o[1] is not None and o[1].kind == "v" and o[1].index <= register < o[1].index + o[1].words
+            ),
+            None,
+        )
         if owner is None or not _close(owner[0], owner[1], expected, got, int(lane)):
             return f"v{register} lane {lane}: {int(got.vector[register, lane]):#x}, not {int(expected.vector[register, lane]):#x}"
     for at in np.flatnonzero(expected.scalar != got.scalar):
         if at == EXEC + 1 and case.lanes == 32:
             continue
-        to = case.operands.get("sdst")
-        if to is not None and to.is_float and to.index == at and _same_float(int(expected.scalar[at]), int(got.scalar[at]), F32, UNITS.get(case.name.replace("v_s_", "v_"), 0)):
+        to = case.operands.get("sdst", result)
+        if (
+            to is not None
+            and to.is_float
+            and to.index == at
+            and _same_float(
+                int(expected.scalar[at]), int(got.scalar[at]), F32, UNITS.get(case.name.replace("v_s_", "v_"), 0)
+            )
+        ):
             continue
         return f"s{at}: {int(got.scalar[at]):#x}, not {int(expected.scalar[at]):#x}"
     if expected.scc != got.scc:
@@ -340,7 +373,12 @@ def difference(case: Case, expected: State, got: State) -> str:
         at = next(i for i, (a, b) in enumerate(zip(expected.memory, got.memory, strict=True)) if a != b)
         if not _same_memory(case, expected.memory, got.memory):
             return f"memory at {at}: {got.memory[at]:#x}, not {expected.memory[at]:#x}"
-    if case.encoding == "DS" and surrounded(case)[0] and expected.lds != got.lds and not _same_memory(case, expected.lds, got.lds):
+    if (
+        case.encoding == "DS"
+        and surrounded(case)[0]
+        and expected.lds != got.lds
+        and not _same_memory(case, expected.lds, got.lds)
+    ):
         at = next(i for i, (a, b) in enumerate(zip(expected.lds, got.lds, strict=True)) if a != b)
         return f"LDS at {at}: {got.lds[at]:#x}, not {expected.lds[at]:#x}"
     if "SCRATCH" in case.encoding and expected.private != got.private:
@@ -350,7 +388,17 @@ def difference(case: Case, expected: State, got: State) -> str:
 
 def _same_memory(case: Case, expected: bytearray, got: bytearray) -> bool:
     """Floats in memory: NaNs are alike."""
-    form = F64 if "f64" in case.name else floats.BF16 if "bf16" in case.name else F16 if "f16" in case.name else F32 if "f32" in case.name else None
+    form = (
+        F64
+        if "f64" in case.name
+        else floats.BF16
+        if "bf16" in case.name
+        else F16
+        if "f16" in case.name
+        else F32
+        if "f32" in case.name
+        else None
+    )
     if form is None:
         return False
     size = form.width // 8
@@ -377,7 +425,11 @@ def _close(case: Case, result: Operand, expected: State, got: State, lane: int) 
         count = result.words * 32 // size
         return all(
             _same_float(
-                a >> size * i & ((1 << size) - 1), b >> size * i & ((1 << size) - 1), form, units, zeros="med3" in case.name
+                a >> size * i & ((1 << size) - 1),
+                b >> size * i & ((1 << size) - 1),
+                form,
+                units,
+                zeros="med3" in case.name,
             )
             for i in range(count)
         )
@@ -386,7 +438,11 @@ def _close(case: Case, result: Operand, expected: State, got: State, lane: int) 
 
 def _beyond(case: Case, state: State, lane: int) -> bool:
     """Whether a sine's argument may be beyond 256 turns, where no document gives a result."""
-    return True if case.dpp or case.sdwa or case.operands["src0"].index == case.operands["vdst"].index else _is_far(case, state, lane)
+    return (
+        True
+        if case.dpp or case.sdwa or case.operands["src0"].index == case.operands["vdst"].index
+        else _is_far(case, state, lane)
+    )
 
 
 def _is_far(case: Case, state: State, lane: int) -> bool:
@@ -408,7 +464,7 @@ def _result_format(case: Case, result: Operand) -> Format | None:
         return floats.BF16
     if "F16" in form or (form == "FMT_ANY" and "f16" in case.name):
         return F16
-    if "F64" in form or "f64" in case.name and form == "FMT_ANY":
+    if "F64" in form or ("f64" in case.name and form == "FMT_ANY"):
         return F64
     if "F32" in form or (form == "FMT_ANY" and "f32" in case.name):
         return F32

@@ -14,7 +14,7 @@ VECTOR_AT = {"src0": 8, "src1": 16, "vsrc1": 16, "src2": 24, "vdst": 32, "data0"
              "vdata": 40, "vaddr": 56, "addr": 56}  # fmt: skip
 SCALAR_AT = {"src0": 8, "src1": 10, "src2": 12, "ssrc0": 16, "ssrc1": 20, "sdst": 32, "vdst": 32, "sbase": 64, "saddr": 64,
              "srsrc": 64, "rsrc": 64, "soffset": 68, "sdata": 32}  # fmt: skip
-BUFFER_BYTES, LDS_BYTES, PRIVATE_BYTES = 4096, 2048, 64
+BUFFER_BYTES, LDS_BYTES, PRIVATE_BYTES = 4096, 4096, 64
 INTEGERS = (0, 1, 5, 31, 32, 63, 64, -1, -16)
 FLOATS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
 # Whether these make zeros of subnormals no document says.
@@ -61,7 +61,7 @@ def _some(draw: random.Random, arch: str) -> int:
 
 def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
     base = _base(arch, one)
-    if base is None:
+    if base is None or one.name.startswith("v_movrelsd") or one.name == "v_movreld_b32":
         return
     is_float = any("_F" in form for form, _, _ in one.fields.values())
     if one.name.startswith("v_div_scale"):  # the first source is one of the others
@@ -74,22 +74,29 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
     in_place = _in_place(base)
     if in_place is not None:
         yield _texted(replace(in_place, variant="in place, some lanes", exec_mask=_some(draw, arch)))
-    once = "VGPR[" in one.pseudocode
+    once = "VGPR[" in one.pseudocode and "laneId" not in one.pseudocode
+    if "VGPR[laneId]" in one.pseudocode:  # registers by M0: never beyond those that are there
+        yield _texted(replace(base, variant="some lanes", exec_mask=_some(draw, arch)))
+        return
     for kind in ("integer", "float", "scalar", "literal"):
         if (case := _with_constant(base, kind, draw)) is not None and not (once and kind != "scalar"):
             yield _texted(replace(case, variant=f"{kind} source"))
     if once:
-        if one.name.startswith(("v_permlane16_b32", "v_permlanex16_b32")):
+        if one.name.startswith(("v_permlane16", "v_permlanex16")):  # whether inactive lanes are read, op_sel says
             return
         yield _texted(replace(base, variant="some lanes", exec_mask=_some(draw, arch)))
         return
     if one.encoding in ("VOP3", "VOP3SD"):
         for _ in range(2):
             yield _texted(_with_signs(base, draw, "neg and abs"))
-        if is_float or (any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_")) and "legacy" not in one.name and "64" not in one.name):
+        if is_float or (
+            any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_"))
+            and "legacy" not in one.name
+            and "64" not in one.name
+        ):
             if not one.name.startswith(("v_pack", "v_cmp")):
                 yield _texted(replace(base, clamp=True, variant="clamp"))
-        if is_float:
+        if "vdst" in base.operands and base.operands["vdst"].is_float and "_cvt_pk" not in one.name:
             yield _texted(replace(base, omod=draw.choice((1, 2, 3)), clamp=draw.random() < 0.3, variant="omod"))
         if any(bits == 16 for _, bits, _ in one.fields.values()):
             for _ in range(3):
@@ -139,7 +146,11 @@ def _base(arch: str, one: Instruction) -> Case | None:
 def register(operand: Operand, *, halves: bool) -> str:
     """An operand as the assembler reads it."""
     if operand.kind == "c":
-        return str(operand.index) if not isinstance(operand.index, int) or -16 <= operand.index <= 64 else f"{operand.index & 0xFFFFFFFF:#x}"
+        return (
+            str(operand.index)
+            if not isinstance(operand.index, int) or -16 <= operand.index <= 64
+            else f"{operand.index & 0xFFFFFFFF:#x}"
+        )
     if operand.index == "vcc":
         return "vcc"
     first, words = operand.index, operand.words
@@ -303,7 +314,11 @@ def _permuted(arch: str, base: Case, draw: random.Random) -> Iterator[Case]:
         controls += [("wave_shl", 1), ("wave_rol", 1), ("wave_shr", 1), ("wave_ror", 1), ("row_bcast", 15)]
         controls += [("row_bcast", 31), ("row_newbcast", draw.randrange(16))]
     else:
-        controls += [("row_share", draw.randrange(16)), ("row_xmask", draw.randrange(16)), ("dpp8", draw.getrandbits(24))]
+        controls += [
+            ("row_share", draw.randrange(16)),
+            ("row_xmask", draw.randrange(16)),
+            ("dpp8", draw.getrandbits(24)),
+        ]
     if not masks:
         controls = [c for c in controls if c[0] in ("quad_perm", "row_ror", "row_mirror", "row_half_mirror", "dpp8")]
     for control in draw.sample(controls, 3) if base.name != "v_mov_b32" else controls:
@@ -329,7 +344,9 @@ def _with_sdwa(case: Case, draw: random.Random) -> Case:
     if any(o.is_float for o in operands.values()):  # a part of a NaN or of an inexact unit's result says nothing
         whole = ("DWORD",) if operands.get("vdst", operands["src0"]).bits == 32 else ("DWORD", "WORD_0", "WORD_1")
         to, unused = draw.choice(whole), draw.choice(("UNUSED_PAD", "UNUSED_PRESERVE"))
-        return replace(case, operands=operands, sdwa=(to, unused, draw.choice(SELECTS), draw.choice(SELECTS)), variant="sdwa")
+        return replace(
+            case, operands=operands, sdwa=(to, unused, draw.choice(SELECTS), draw.choice(SELECTS)), variant="sdwa"
+        )
     sdwa = (draw.choice(SELECTS), unused, draw.choice(SELECTS), draw.choice(SELECTS))
     return replace(case, operands=operands, sdwa=sdwa, variant="sdwa")
 
@@ -353,10 +370,14 @@ def _scalar(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
         if one.encoding == "SOPK":
             case.immediate = draw.choice((0, 1, 0x7FFF, 0x8000, 0xFFFF, draw.getrandbits(16)))
         elif turn == 4 and (name := draw.choice([n for n in operands if n.startswith("ssrc")] or [""])):
-            case = replace(case, operands={**operands, name: replace(operands[name], kind="c", index=draw.choice(INTEGERS))})
+            case = replace(
+                case, operands={**operands, name: replace(operands[name], kind="c", index=draw.choice(INTEGERS))}
+            )
             case.variant = "integer source"
         elif turn == 5 and "ssrc0" in operands and operands["ssrc0"].bits == 32 and not base.literal:
-            case = replace(case, operands={**operands, "ssrc0": replace(operands["ssrc0"], kind="c", index=draw.getrandbits(31))})
+            case = replace(
+                case, operands={**operands, "ssrc0": replace(operands["ssrc0"], kind="c", index=draw.getrandbits(31))}
+            )
             case.variant = "literal source"
         items = [register(case.operands[n], halves=False) for n in ("sdst", "ssrc0", "ssrc1") if n in case.operands]
         if one.encoding == "SOPK":
@@ -372,7 +393,11 @@ def _scalar_memory(arch: str, one: Instruction, draw: random.Random) -> Iterator
         return
     for _ in range(3):
         form, bits, _ = one.fields["sdata"]
-        offset = 4 * draw.randrange(256) if "b32" in one.name or "dword" in one.name or bits > 32 else draw.randrange(1024)
+        offset = (
+            4 * draw.randrange(256)
+            if "b32" in one.name or "dword" in one.name or bits > 32
+            else 2 * draw.randrange(512)
+        )
         size = 128 if "buffer" in one.name else 64
         operands = {"sdata": Operand("s", 32, bits, form), "sbase": Operand("s", 64, size, "FMT_BUF")}
         text = f"{one.text} {register(operands['sdata'], halves=False)}, {register(operands['sbase'], halves=False)}"
@@ -432,7 +457,17 @@ def _memory(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
         case = Case(arch, one.name, one.encoding, one.pseudocode, [], ops, variant=f"memory {turn}")
         case.exec_mask = _some(draw, arch) if turn > 1 else -1
         case.offset = (8 if "64" in one.name or "x2" in one.name else 4) * draw.randrange(4) if turn else 0
-        glc = ("sc0" if arch in ("gfx942", "gfx950") else "glc" if not arch.startswith("gfx12") else "th:TH_ATOMIC_RETURN") if returns else ""
+        glc = (
+            (
+                "sc0"
+                if arch in ("gfx942", "gfx950")
+                else "glc"
+                if not arch.startswith("gfx12")
+                else "th:TH_ATOMIC_RETURN"
+            )
+            if returns
+            else ""
+        )
         case.variant += " glc" if returns else ""
         to = register(ops["vdst"], halves=False) if "vdst" in ops else ""
         given = register(ops["data"], halves=False) if "data" in ops else ""
@@ -456,7 +491,11 @@ def _memory(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
             ops["vaddr"] = Operand("v", 56, 64 if wide else 32, "FMT_ANY")
             if not wide:
                 ops["saddr"] = Operand("s", 64, 64, "FMT_ANY")
-            items = [to, register(ops["vaddr"], halves=False), given] if not store else [register(ops["vaddr"], halves=False), given]
+            items = (
+                [to, register(ops["vaddr"], halves=False), given]
+                if not store
+                else [register(ops["vaddr"], halves=False), given]
+            )
             if not flat:
                 items.append("off" if wide else "s[64:65]")
             text = f"{one.text} {', '.join(i for i in items if i)} offset:{case.offset} {glc}"

@@ -6,7 +6,6 @@ import functools
 import importlib
 import re
 from dataclasses import dataclass
-from typing import Any
 
 TABLES = {"gfx90a": "cdna", "gfx942": "cdna", "gfx950": "cdna", "gfx1100": "rdna3", "gfx1201": "rdna4"}
 ENCODINGS = (
@@ -80,6 +79,11 @@ CORRECTIONS: dict[str, tuple[str, str]] = {
     **{f"v_div_fmas_{t}": _FMAS for t in ("f32", "f64")},
     **{f"v_sin_{t}": _SIN for t in ("f16", "f32")},
     **{f"v_cos_{t}": _COS for t in ("f16", "f32")},
+    **{
+        f"v_rsq_{t}": ("it rounds the root before the inverse", "D0.{t} = inverse_root(S0.{t})")
+        for t in ("f16", "f32", "f64")
+    },
+    "v_s_rsq_f32": ("as of v_rsq_f32", "D0.f32 = inverse_root(S0.f32)"),
     "v_cvt_off_f32_i4": ("its table is in no document but as words: i4 / 16", "D0.f32 = offset_of_4_bits(S0)"),
     "v_frexp_exp_i16_f16": (
         _EXPONENT[0],
@@ -88,7 +92,10 @@ CORRECTIONS: dict[str, tuple[str, str]] = {
 }
 _LDEXP = "D0.{t} = ldexp(S0.{t}, {by})"
 # v_div_scale's fourth case: 2**64 overflows there; the sequence of a division needs 2**-64 for v_div_fmas to undo.
-_SCALES = {"v_div_scale_f32": ("ldexp(S0.f32, 64)", "ldexp(S0.f32, -64)"), "v_div_scale_f64": ("ldexp(S0.f64, 128)", "ldexp(S0.f64, -128)")}
+_SCALES = {
+    "v_div_scale_f32": ("ldexp(S0.f32, 64)", "ldexp(S0.f32, -64)"),
+    "v_div_scale_f64": ("ldexp(S0.f64, 128)", "ldexp(S0.f64, -128)"),
+}
 
 
 def corrected(name: str, table: str, text: str) -> str:
@@ -100,8 +107,14 @@ def corrected(name: str, table: str, text: str) -> str:
         return _LDEXP.replace("{t}", kind).replace("{by}", "S1.i16" if kind == "f16" else "S1.i32")
     if name.startswith("v_div_fixup"):  # a quotient that overflowed although it was scaled is inf - inf by now
         last = f"D0.{kind} = sign_out ? -abs(S0.{kind}) : abs(S0.{kind})"
-        return text.replace(last, f"if isNAN(S0.{kind}) then\nD0.{kind} = sign_out ? -INF.{kind} : +INF.{kind}\nelse\n{last}\nendif")
-    if ("_min_" in name or "_max_" in name) and "src < tmp ?" in text.replace("src > tmp ?", "src < tmp ?") and kind[0] == "f":
+        return text.replace(
+            last, f"if isNAN(S0.{kind}) then\nD0.{kind} = sign_out ? -INF.{kind} : +INF.{kind}\nelse\n{last}\nendif"
+        )
+    if (
+        ("_min_" in name or "_max_" in name)
+        and "src < tmp ?" in text.replace("src > tmp ?", "src < tmp ?")
+        and kind[0] == "f"
+    ):
         # of atomics too: the number where the other one is a NaN, as LLVM's atomicrmw fmin is
         return text.replace("= src < tmp ?", f"= isNAN(tmp.{kind}) ? src : src < tmp ?").replace(
             "= src > tmp ?", f"= isNAN(tmp.{kind}) ? src : src > tmp ?"
@@ -111,5 +124,6 @@ def corrected(name: str, table: str, text: str) -> str:
         first, rest = text[:begin], text[begin:]
         text = f"D0 = S0;\n{first}{rest.replace(*_SCALES[name], 1)}"
         # the inverse and the quotient are subnormal, or nothing is left of them, in the sources' format
-        return text.replace("1.0 / 64'F(S1.f32) == DENORM.f64", "1.0F / S1.f32 == DENORM.f32")
+        text = text.replace("1.0 / 64'F(S1.f32) == DENORM.f64", "1.0F / S1.f32 == DENORM.f32")
+        return text.replace(f"S2.{kind} / S1.{kind} == DENORM.{kind}", f"is_tiny(S2.{kind} / S1.{kind})")
     return text

@@ -95,7 +95,7 @@ class Evaluator:
     other: Callable[[str], str | None] = lambda name: None  # pseudocode of another instruction, by name
     functions: dict[str, tuple[tuple[str, ...], Sequence[Node]]] = field(default_factory=dict)
     hooks: dict[str, Callable[..., Value]] = field(default_factory=dict)
-    flushed: frozenset[str] = frozenset({"S0", "S1", "S2"})
+    flushed: frozenset[str] = frozenset({"S0", "S1", "S2", "D0"})
     mode_rounding: int | None = None
     clamped: tuple[str, ...] = ("D0",)
 
@@ -106,7 +106,12 @@ class Evaluator:
 
     def _do_assign(self, node: Node) -> None:
         _, targets, op, expression = node
-        if "clamp" in self.hooks and expression[0] == "field" and expression[1] == ("name", "tmp") and expression[2][0] in "ui":
+        if (
+            "clamp" in self.hooks
+            and expression[0] == "field"
+            and expression[1] == ("name", "tmp")
+            and expression[2][0] in "ui"
+        ):
             value = replace(self.names["tmp"], kind=expression[2][0])  # before it is cut to its size
         else:
             value = self.value(expression)
@@ -266,7 +271,9 @@ class Evaluator:
             _, op, first, second = arguments[0]
             if op in ("&&", "||"):
                 left = self.value(first).truth
-                return unsigned(int(left and self.value(second).truth if op == "&&" else left or self.value(second).truth), 1)
+                return unsigned(
+                    int(left and self.value(second).truth if op == "&&" else left or self.value(second).truth), 1
+                )
             if op == "==" and (special := self._special_equal(first, second)) is not None:
                 return unsigned(int(special), 1)
             a, b = self.value(first), self.value(second)
@@ -350,8 +357,12 @@ class Evaluator:
         inner = Evaluator(self.modes, names, {}, self.other)
         inner.run(parse(text))
         kind = next((v.kind for v in values), "b")
-        return Value(kind, values[0].width, names["D0"].value & ((1 << values[0].width) - 1)) if kind != "i" else (
-            Value("i", values[0].width, signed(names["D0"].value & ((1 << values[0].width) - 1), values[0].width))
+        return (
+            Value(kind, values[0].width, names["D0"].value & ((1 << values[0].width) - 1))
+            if kind != "i"
+            else (
+                Value("i", values[0].width, signed(names["D0"].value & ((1 << values[0].width) - 1), values[0].width))
+            )
         )
 
     # Targets

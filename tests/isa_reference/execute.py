@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from isa_reference import floats
@@ -10,7 +11,9 @@ from isa_reference.floats import BF16, F16, F32, F64, Format
 from isa_reference.state import EXEC, M0, VCC, Case, Operand, State
 from isa_reference.syntax import parse
 
-UNITS_FLUSH = tuple(f"{start}{unit}" for start in ("v_", "v_s_") for unit in ("exp_", "log_", "rcp_", "rsq_", "sqrt_", "sin_", "cos_"))
+UNITS_FLUSH = tuple(
+    f"{start}{unit}" for start in ("v_", "v_s_") for unit in ("exp_", "log_", "rcp_", "rsq_", "sqrt_", "sin_", "cos_")
+)
 # CDNA's 16-bit instructions of three sources, and the signed sums, leave the other half as it is (LLVM's
 # zeroesHigh16BitsOfDest lists those that clear it).
 _KEEP_HIGH = frozenset(
@@ -33,7 +36,9 @@ def execute(case: Case, state: State, other: Any) -> State:
         _scalar(case, state, made, other)
     elif case.encoding in _MEMORY and "VGPR[" not in case.pseudocode:
         _memory(case, state, made, other)
-    elif "VGPR[" in case.pseudocode or case.name == "v_swap_b32":
+    elif (
+        "VGPR[" in case.pseudocode and "VGPR[laneId]" not in re.sub("//[^\n]*", "", case.pseudocode)
+    ) or case.name == "v_swap_b32":
         _once(case, state, made, other)
     else:
         _vector(case, state, made, other)
@@ -193,13 +198,24 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
         carried = mask_out is not None or "VCC.u64[laneId] =" in case.pseudocode
         wrote: list[int] = []
         before = 0
-        if result is not None and not compares:
+        if compares:
+            names["EXEC"] = Value("b", 64, 0)
+        names["SRC0"] = Value(
+            "u",
+            32,
+            case.operands["src0"].index if case.operands.get("src0") and case.operands["src0"].kind == "v" else 0,
+        )
+        e.hooks["read_vgpr"] = lambda at, register: Value("b", 32, int(old.vector[register.value, at.value]))
+        if result is not None and result.kind == "s":
+            names["D0"] = Value("b", 32, 0)
+        elif result is not None and not compares:
             before = old.vectors(result.index, lane, result.words)
             names["D0"] = Value("b", 32 * result.words, before >> 16 if result.high else before)
             e.hooks["wrote"] = wrote.append
         else:
             names["D0"] = Value("b", 64, 0)
         names["D1"] = Value("b", 64, 0)
+        names.setdefault("S2", names["D0"])  # of instructions that accumulate
         if case.clamp and not case.omod:
             e.clamped = ("D0", "tmp") if case.encoding == "VOP3P" else ("D0",)
             e.hooks["clamp"] = lambda value, kind: _clamped(value, kind, packed=case.encoding == "VOP3P")
@@ -207,8 +223,14 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
             names["VCC"] = Value("b", 64, 0)
         e.run(statements)
         if compares:
-            gathered["D0"] |= names["D0"].value & 1 << lane
+            gathered["D0"] |= names["EXEC" if case.name.startswith("v_cmpx") else "D0"].value & 1 << lane
             continue
+        if result is not None and result.kind == "s":
+            bits = names["D0"].value
+            bits = _scaled(case, bits, F32) if case.omod else bits
+            if case.omod and case.clamp:
+                bits = _clamped(Value("f", 32, bits), "f32", packed=False).bits
+            return new.set_scalars(result.index, 1, bits)
         if carried:
             bit = names["VCC"].value & 1 if case.name.startswith("v_div_scale") else names["VCC"].value >> lane & 1
             if "D1" in case.pseudocode:
@@ -270,7 +292,7 @@ def _clamped(value: Value, kind: str, *, packed: bool) -> Value:
 
 
 def _write(case: Case, result: Operand, new: State, lane: int, before: int, after: int, wrote: int) -> None:
-    if result.bits == 16 or (wrote and wrote <= 16 and result.words == 1):
+    if wrote <= 16 and (result.bits == 16 or (wrote and result.words == 1)):
         after &= 0xFFFF
         if case.omod:
             after = _scaled(case, after, F16)
@@ -295,7 +317,9 @@ def _write(case: Case, result: Operand, new: State, lane: int, before: int, afte
 
 def _keeps_high(case: Case) -> bool:
     """CDNA clears the other half of 16-bit results, but for those whose documents say that it is preserved."""
-    return case.name in _KEEP_HIGH or "preserved" in case.pseudocode or "mixlo" in case.name or bool(case.select >> 3 & 1)
+    return (
+        case.name in _KEEP_HIGH or "preserved" in case.pseudocode or "mixlo" in case.name or bool(case.select >> 3 & 1)
+    )
 
 
 def _scaled(case: Case, bits: int, form: Format) -> int:
@@ -350,7 +374,9 @@ def _scalar(case: Case, old: State, new: State, other: Any) -> None:
         address = base + case.offset
         e.hooks.update(load=_reader(old), CalcScalarGlobalAddr=lambda *_: Value("u", 64, address))
         e.hooks.update(CalcScalarBufferAddr=lambda *_: Value("u", 64, address))
-        e.hooks.update(CalcGlobalAddr=lambda *_: Value("u", 64, address), CalcBufferAddr=lambda *_: Value("u", 64, address))
+        e.hooks.update(
+            CalcGlobalAddr=lambda *_: Value("u", 64, address), CalcBufferAddr=lambda *_: Value("u", 64, address)
+        )
         names.update(ADDR=Value("u", 64, address), SBASE=Value("b", 64, 0), SOFFSET=Value("b", 64, 0))
         names.update(sgpr_base=Value("b", 64, 0), offset=Value("b", 64, 0))
     if to is not None:
@@ -359,11 +385,14 @@ def _scalar(case: Case, old: State, new: State, other: Any) -> None:
     names["VCC"] = Value("b", 64, old.vcc)
     e.hooks["read_sgpr"] = lambda at: Value("b", 64, old.scalars(at.value, 2))
     e.hooks["write_sgpr"] = lambda at, v: new.set_scalars(at.value, v.width // 32, v.bits)
-    names["SRC0"] = Value("u", 32, case.operands["ssrc0"].index) if "ssrc0" in case.operands and (
-        case.operands["ssrc0"].kind == "s") else Value("u", 32, 0)
+    names["SRC0"] = (
+        Value("u", 32, case.operands["ssrc0"].index)
+        if "ssrc0" in case.operands and (case.operands["ssrc0"].kind == "s")
+        else Value("u", 32, 0)
+    )
     names["DST"] = Value("u", 32, to.index if to else 0)
     e.run(parse(case.pseudocode))
-    exec_wrote = "EXEC.u" in case.pseudocode and "EXEC.u64 =" in case.pseudocode or "EXEC.u32 =" in case.pseudocode
+    exec_wrote = ("EXEC.u" in case.pseudocode and "EXEC.u64 =" in case.pseudocode) or "EXEC.u32 =" in case.pseudocode
     if exec_wrote:
         new.set_scalars(EXEC, case.lanes // 32, names["EXEC"].value)
     new.scc = int(names["SCC"].truth)
@@ -398,9 +427,9 @@ def _once(case: Case, old: State, new: State, other: Any) -> None:
         if name in ops:
             names[f"SRC{i}"] = Value("u", 32, ops[name].index if ops[name].kind == "v" else 0)
             names[f"S{i}"] = Value("b", 32, _plain(ops[name], old, 0))
-    for field, name in (("VDST", "vdst"), ("ADDR", "addr"), ("DATA0", "data0")):
-        if name in ops:
-            names[field] = Value("u", 32, ops[name].index)
+    for field, name, at in (("VDST", "vdst", 32), ("ADDR", "addr", 56), ("DATA0", "data0", 40)):
+        names[field] = Value("u", 32, ops[name].index if name in ops else at)
+    names["EXEC_LO"] = Value("b", 32, old.exec & 0xFFFFFFFF)
     if case.name == "v_swap_b32":
         a, b = ops["vdst"].index, ops["src0"].index
         for lane in range(case.lanes):
@@ -425,7 +454,7 @@ def _memory(case: Case, old: State, new: State, other: Any) -> None:
         e = _common(case, old, other, lane)
         names = e.names
         raw, memory, base, limit = _address(case, old, new, lane)
-        direct = "Calc" not in case.pseudocode
+        direct = "Calc" not in case.pseudocode and "OFFSET" not in case.pseudocode
         plain = raw + (case.offset if direct else 0)
 
         def load(address: int, width: int, memory: Any = memory, base: int = base, limit: int = limit) -> int:
@@ -436,7 +465,9 @@ def _memory(case: Case, old: State, new: State, other: Any) -> None:
                 raise OutsideError(f"{case.text}: {address:#x}")
             return int.from_bytes(memory[at : at + width // 8], "little")
 
-        def store(address: int, width: int, bits: int, memory: Any = memory, base: int = base, limit: int = limit) -> None:
+        def store(
+            address: int, width: int, bits: int, memory: Any = memory, base: int = base, limit: int = limit
+        ) -> None:
             at = address - base
             if at >= limit:
                 return
@@ -464,7 +495,9 @@ def _memory(case: Case, old: State, new: State, other: Any) -> None:
             for name in ("DATA", "DATA0", "VDATA"):
                 names[name] = Value("b", 32 * data.words, value)
         if "data1" in ops:
-            names["DATA2"] = names["DATA1"] = Value("b", 32 * ops["data1"].words, old.vectors(ops["data1"].index, lane, ops["data1"].words))
+            names["DATA2"] = names["DATA1"] = Value(
+                "b", 32 * ops["data1"].words, old.vectors(ops["data1"].index, lane, ops["data1"].words)
+            )
         before = 0
         if to is not None:
             before = old.vectors(to.index, lane, to.words)
@@ -472,7 +505,7 @@ def _memory(case: Case, old: State, new: State, other: Any) -> None:
             if "RETURN_DATA" not in case.pseudocode:
                 names["VDATA"] = Value("b", 32 * to.words, before)
         e.run(statements)
-        if to is not None and "store" not in case.name and "write_" not in case.name:
+        if to is not None and ("RETURN_DATA" in case.pseudocode or "store" not in case.name):
             if "RETURN_DATA" in case.pseudocode:
                 if case.encoding != "DS" and "glc" not in case.variant:
                     continue

@@ -26,7 +26,9 @@ def _float_to_integer(kind: str, width: int) -> Function:
 
 
 def _integer_to_float(form: Format) -> Function:
-    return lambda e, v: Value("f", form.width, e.modes.given(floats.from_integer(v.value, form, e.rounding(form)), form))
+    return lambda e, v: Value(
+        "f", form.width, e.modes.given(floats.from_integer(v.value, form, e.rounding(form)), form)
+    )
 
 
 def _float_to_float(form: Format) -> Function:
@@ -82,6 +84,10 @@ def _log2(x: float) -> float:
     return -math.inf if x == 0 else math.log2(x)
 
 
+def _inverse_root(x: float) -> float:
+    return math.copysign(math.inf, x) if x == 0 else 0.0 if math.isinf(x) and x > 0 else 1 / math.sqrt(x)
+
+
 def _pow(e: Evaluator, base: Value, power: Value) -> Value:
     x = floats.to_python(power.bits, power.form)
     made = math.inf if x > 1100 else 0.0 if x < -1200 else math.nan if math.isnan(x) else 2.0**x
@@ -112,7 +118,7 @@ def _fma_scaled(e: Evaluator, a: Value, b: Value, c: Value) -> Value:
     product = floats.multiply_exact(floats.exact(a.bits, form), floats.exact(b.bits, form))
     sign, m, at = floats.add_exact(product, floats.exact(c.bits, form), down=e.rounding(form) == floats.DOWN)
     by = 64 if form is F32 else 128
-    if m.bit_length() + at > form.bias + 1:  # the sum overflows before it is scaled
+    if form is F64 and m.bit_length() + at > form.bias + 1:  # the sum overflows before it is scaled
         return _like(a, floats.multiply(plain, floats.rounded((0, 1, -by), form), form, e.rounding(form)))
     large = c.bits >> form.mantissa & ((1 << form.exponent) - 1) > form.bias
     made = floats.rounded((sign, m, at + (by if large else -by)), form, e.rounding(form))
@@ -197,7 +203,8 @@ FUNCTIONS: dict[str, Function] = {
     "exponent": _exponent, "mantissa": _mantissa, "ldexp": _ldexp, "fma": _fma, "sqrt": _sqrt, "fract": _fract,
     "trunc": _whole(floats.ZERO), "floor": _whole(floats.DOWN), "ceil": _whole(floats.UP),
     "isEven": _is_even, "pow": _pow, "log2": _by_python(_log2), "sin": _by_python(math.sin), "cos": _by_python(math.cos),
-    "sin_turns": _turns(math.sin), "cos_turns": _turns(math.cos), "fma_scaled": _fma_scaled,
+    "is_tiny": lambda e, v: unsigned(int(floats.is_subnormal(v.bits, v.form) or v.bits & ~v.form.sign == 0), 1),
+    "inverse_root": _by_python(_inverse_root), "sin_turns": _turns(math.sin), "cos_turns": _turns(math.cos), "fma_scaled": _fma_scaled,
     "round_even": _whole(floats.NEAREST), "normal_exponent": _normal_exponent, "offset_of_4_bits": _offset_of_4_bits,
     "most_below_one": lambda e, v: _like(v, v.form.bias * (1 << v.form.mantissa) - 1),
     "signext": lambda e, v: Value("i", 64, signed(v.bits, v.width)),

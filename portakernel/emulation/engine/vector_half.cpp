@@ -28,7 +28,7 @@ const VectorOp OPS[] = {
     KEEP(F16_3("v_min3_num_f16", least(least(a, b), c))), KEEP(F16_3("v_max3_num_f16", most(most(a, b), c))),
     KEEP(F16_3("v_med3_f16", median(a, b, c))), KEEP(F16_3("v_med3_num_f16", median(a, b, c))),
     F16_1("v_trunc_f16", std::trunc(a)), F16_1("v_ceil_f16", std::ceil(a)), F16_1("v_floor_f16", std::floor(a)),
-    F16_1("v_rndne_f16", std::nearbyint(a)), F16_1("v_fract_f16", std::min(a - std::floor(a), 0x1.ffcp-1)),
+    F16_1("v_rndne_f16", __builtin_roundeven(a)), F16_1("v_fract_f16", std::min(a - std::floor(a), 0x1.ffcp-1)),
     {"v_ldexp_f16", Type::f16, {Type::f16, Type::b16}, [](Alu& s) {
        EMU_LANES s.out.u32[l] = to_half(std::ldexp(static_cast<double>(s.half(0, l)), std::max(-300, std::min<int>(300, static_cast<int16_t>(s.in[1].u32[l])))), s.wave->round16_64());
      }},
