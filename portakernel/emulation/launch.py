@@ -20,6 +20,7 @@ from portakernel.emulation.program import Program, describe, program
 
 _MOST_FINDINGS = 256
 _MOST_WORKGROUPS = 1 << 31
+_LINE_BYTES = 64
 _PRIVATE_APERTURE = 0xFF02
 
 
@@ -74,7 +75,8 @@ def emulate(
     lds = _check(made.loaded, kernel, *sizes, dynamic_lds)
     memory = Memory()
     kernarg = _kernarg(kernel, arguments, names, *sizes, dynamic_lds, memory)
-    memory.add_bytes(KERNARG_BASE, kernarg, "the kernel's arguments")
+    # whole cache lines, as runtimes give: compilers read several dwords at once, and some behind the last argument
+    memory.add_bytes(KERNARG_BASE, kernarg + bytes(-len(kernarg) % _LINE_BYTES), "the kernel's arguments")
     memory.add_bytes(PACKET_BASE, _packet(kernel, *sizes, lds), "the dispatch packet")
     for segment in made.loaded.segments:
         memory.add_bytes(CODE_BASE + segment.address, segment.data, "the code object", writable=segment.writable)

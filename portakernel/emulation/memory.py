@@ -41,6 +41,8 @@ class Memory:
             EmulationError: it is not in this machine's main memory.
         """
         host, first, size, storage, storage_bytes = _extent(tensor, name)
+        if not host:  # of a tensor without elements torch gives no address
+            return 0
         if storage not in self._storages:
             self._storages[storage] = (self._next, storage)
             self._next += (storage_bytes // _STEP + 2) * _STEP

@@ -130,6 +130,14 @@ def test_arguments_in_tuples_are_passed_one_by_one():
     assert torch.equal(out, x * 3.0)
 
 
+def test_a_tensor_without_elements_is_a_null_pointer():
+    x, out = torch.empty(8)[:0], torch.zeros(64)
+    with emulating(GFX942) as launches:
+        launch(_shifted, (1, 1), x, out, 0, 0, BLOCK=64, num_warps=1)
+    assert launches[0].run.clean
+    assert torch.equal(out, torch.zeros(64))
+
+
 def test_what_needs_more_shared_memory_than_the_target_has_declares_that_it_cannot_run():
     x, y, out = torch.randn(16, 2048), torch.randn(2048, 16), torch.zeros(16, 16)
     with (

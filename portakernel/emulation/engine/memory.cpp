@@ -42,23 +42,25 @@ void check_memory_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool wr
   bool same = value && !memcmp(held, value, bytes);
   for (uint64_t dword = address / 4; dword <= (address + bytes - 1) / 4; ++dword) {
     uint64_t first = std::max(address, dword * 4), last = std::min(address + bytes, dword * 4 + 4);
-    uint8_t mask = static_cast<uint8_t>(((1u << (last - first)) - 1) << (first & 3));
     TouchedMemory::Entry& t = group.memory_touched.at(dword, group.epoch);
-    bool other_wrote = t.written & mask && t.write_wave != me && !same;
-    bool other_read = writes && t.read & mask && (t.read_wave != me || t.several_read) && !same;
-    if ((other_wrote || other_read) && !told) {
-      told = true;
-      wave.worker->report(wave, Kind::conflict, lane, address, bytes, writes, region,
-                          other_wrote ? t.write_wave : t.read_wave, other_wrote ? t.write_record : t.read_record);
+    for (uint64_t byte = first; byte < last; ++byte) {
+      uint8_t &writer = t.write_wave[byte & 3], &reader = t.read_wave[byte & 3];
+      bool other_wrote = writer != NO_WAVE && writer != me;
+      bool other_read = writes && reader != NO_WAVE && (reader != me || t.several_read[byte & 3]);
+      if ((other_wrote || other_read) && !same && !told) {
+        told = true;
+        wave.worker->report(wave, Kind::conflict, lane, address, bytes, writes, region, other_wrote ? writer : reader,
+                            other_wrote ? t.write_record : t.read_record);
+      }
+      if (writes) {
+        writer = me;
+      } else if (reader == NO_WAVE) {
+        reader = me;
+      } else {
+        t.several_read[byte & 3] |= reader != me;
+      }
     }
-    if (writes) {
-      t.written = t.write_wave == me ? t.written | mask : mask;
-      t.write_wave = me, t.write_record = wave.pc;
-    } else {
-      t.several_read |= t.read && t.read_wave != me;
-      t.read |= mask;
-      t.read_wave = me, t.read_record = wave.pc;
-    }
+    (writes ? t.write_record : t.read_record) = wave.pc;
   }
 }
 

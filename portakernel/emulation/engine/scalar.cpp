@@ -21,6 +21,8 @@ struct S {
   // Whether a source says all of the result whatever the other is: compilers mask what is undefined with it.
   bool decides(int n, uint32_t value) const { return w.scalar_known(op.src[n]) && u(n) == value; }
   bool decides64(int n, uint64_t value) const { return w.scalar_known(op.src[n], true) && uu(n) == value; }
+  // Where a loop merges a lane mask that only some paths set, what lanes outside of EXEC had is kept, and used by none.
+  bool keeps_idle_lanes() const { return op.src[1] == EXEC && w.known(EXEC); }
   void scc(bool value, bool is_known) const { w.scc = value; w.scc_known = is_known; }
 };
 
@@ -43,6 +45,9 @@ int sign_bits(int64_t v, int bits) {
 #define OP32_NZ(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(); uint32_t r; expr; w.set(op.dst, r, k); s.scc(r != 0, k); })
 #define OP64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(true); uint64_t r; (void)s; expr; w.set_pair(op.dst, r, k); })
 #define OP64_NZ(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(true); uint64_t r; expr; w.set_pair(op.dst, r, k); s.scc(r != 0, k); })
+#define OP32_64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(); uint64_t r; expr; w.set_pair(op.dst, r, k); })
+// A 64-bit value and a shift, or a field, of 32 bits.
+#define SHIFT64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = w.scalar_known(op.src[0], true) && w.scalar_known(op.src[1]); uint64_t r; expr; w.set_pair(op.dst, r, k); s.scc(r != 0, k); })
 #define COMPARE(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.scc((expr), s.known()); })
 #define COMPARE64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.scc((expr), s.known(true)); })
 #define SAVE64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; uint64_t e = w.pair(EXEC), a = s.uu(0), r; bool k = s.known(true); expr; bool ek = w.scalar_known(EXEC, true); w.set_pair(op.dst, e, ek); w.set_pair(EXEC, r, k && ek); s.scc(r != 0, k && ek); })
@@ -154,25 +159,25 @@ void arithmetic() {
   OP64_NZ("s_nor_b64", r = ~(s.uu(0) | s.uu(1)); k |= s.decides64(0, ~0ull) || s.decides64(1, ~0ull));
   OP64_NZ("s_xnor_b64", r = ~(s.uu(0) ^ s.uu(1)));
   for (const char* name : {"s_andn2_b32", "s_and_not1_b32"})
-    OP32_NZ(name, r = s.u(0) & ~s.u(1); k |= s.decides(0, 0u) || s.decides(1, ~0u));
+    OP32_NZ(name, r = s.u(0) & ~s.u(1); k |= s.decides(0, 0u) || s.decides(1, ~0u) || s.keeps_idle_lanes());
   for (const char* name : {"s_orn2_b32", "s_or_not1_b32"})
     OP32_NZ(name, r = s.u(0) | ~s.u(1); k |= s.decides(0, ~0u) || s.decides(1, 0u));
   for (const char* name : {"s_andn2_b64", "s_and_not1_b64"})
-    OP64_NZ(name, r = s.uu(0) & ~s.uu(1); k |= s.decides64(0, 0ull) || s.decides64(1, ~0ull));
+    OP64_NZ(name, r = s.uu(0) & ~s.uu(1); k |= s.decides64(0, 0ull) || s.decides64(1, ~0ull) || s.keeps_idle_lanes());
   for (const char* name : {"s_orn2_b64", "s_or_not1_b64"})
     OP64_NZ(name, r = s.uu(0) | ~s.uu(1); k |= s.decides64(0, ~0ull) || s.decides64(1, 0ull));
   OP32_NZ("s_lshl_b32", r = s.u(0) << (s.u(1) & 31));
   OP32_NZ("s_lshr_b32", r = s.u(0) >> (s.u(1) & 31));
   OP32_NZ("s_ashr_i32", r = s.i(0) >> (s.u(1) & 31));
-  OP64_NZ("s_lshl_b64", r = s.uu(0) << (s.u(1) & 63));
-  OP64_NZ("s_lshr_b64", r = s.uu(0) >> (s.u(1) & 63));
-  OP64_NZ("s_ashr_i64", r = s.ii(0) >> (s.u(1) & 63));
+  SHIFT64("s_lshl_b64", r = s.uu(0) << (s.u(1) & 63));
+  SHIFT64("s_lshr_b64", r = s.uu(0) >> (s.u(1) & 63));
+  SHIFT64("s_ashr_i64", r = s.ii(0) >> (s.u(1) & 63));
   OP32("s_bfm_b32", r = ((1u << (s.u(0) & 31)) - 1) << (s.u(1) & 31));
-  OP64("s_bfm_b64", r = ((1ull << (s.u(0) & 63)) - 1) << (s.u(1) & 63));
+  OP32_64("s_bfm_b64", r = ((1ull << (s.u(0) & 63)) - 1) << (s.u(1) & 63));
   OP32_NZ("s_bfe_u32", unsigned o = s.u(1) & 31; unsigned n = std::min(s.u(1) >> 16 & 127, 32 - o); r = n ? s.u(0) << (32 - o - n) >> (32 - n) : 0);
   OP32_NZ("s_bfe_i32", unsigned o = s.u(1) & 31; unsigned n = std::min(s.u(1) >> 16 & 127, 32 - o); r = n ? static_cast<int32_t>(s.u(0) << (32 - o - n)) >> (32 - n) : 0);
-  OP64_NZ("s_bfe_u64", unsigned o = s.u(1) & 63; unsigned n = std::min(s.u(1) >> 16 & 127, 64 - o); r = n ? s.uu(0) << (64 - o - n) >> (64 - n) : 0);
-  OP64_NZ("s_bfe_i64", unsigned o = s.u(1) & 63; unsigned n = std::min(s.u(1) >> 16 & 127, 64 - o); r = n ? static_cast<int64_t>(s.uu(0) << (64 - o - n)) >> (64 - n) : 0);
+  SHIFT64("s_bfe_u64", unsigned o = s.u(1) & 63; unsigned n = std::min(s.u(1) >> 16 & 127, 64 - o); r = n ? s.uu(0) << (64 - o - n) >> (64 - n) : 0);
+  SHIFT64("s_bfe_i64", unsigned o = s.u(1) & 63; unsigned n = std::min(s.u(1) >> 16 & 127, 64 - o); r = n ? static_cast<int64_t>(s.uu(0) << (64 - o - n)) >> (64 - n) : 0);
   OP32_SCC("s_lshl1_add_u32", uint64_t t = (uint64_t{s.u(0)} << 1) + s.u(1); r = t; c = t >> 32);
   OP32_SCC("s_lshl2_add_u32", uint64_t t = (uint64_t{s.u(0)} << 2) + s.u(1); r = t; c = t >> 32);
   OP32_SCC("s_lshl3_add_u32", uint64_t t = (uint64_t{s.u(0)} << 3) + s.u(1); r = t; c = t >> 32);

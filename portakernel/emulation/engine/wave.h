@@ -102,8 +102,9 @@ class TouchedMemory {
   struct Entry {
     uint64_t dword = 0, epoch = 0;
     uint32_t write_record = 0, read_record = 0;
-    uint8_t write_wave = NO_WAVE, read_wave = NO_WAVE, written = 0, read = 0;  // written, read: a bit for each byte
-    bool several_read = false;
+    // Of each byte: who wrote it last, who read it first, and whether others read it too.
+    uint8_t write_wave[4] = {NO_WAVE, NO_WAVE, NO_WAVE, NO_WAVE}, read_wave[4] = {NO_WAVE, NO_WAVE, NO_WAVE, NO_WAVE};
+    bool several_read[4] = {};
   };
   Entry& at(uint64_t dword, uint64_t epoch) {
     if (epoch != epoch_) epoch_ = epoch, live_ = 0;

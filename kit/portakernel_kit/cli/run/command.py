@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextvars
+import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_FINDINGS = 20
 _LOOK_S = 0.2
+INTERRUPTED = 130  # as the command line ends then
 _T = TypeVar("_T")
 
 
@@ -214,11 +218,22 @@ def _interruptibly(run: Callable[[], _T]) -> _T:
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
     thread.start()
-    while thread.is_alive():
-        thread.join(_LOOK_S)
+    try:
+        while thread.is_alive():
+            thread.join(_LOOK_S)
+    except KeyboardInterrupt:
+        atexit.register(_leave)
+        raise
     if raised:
         raise raised[0]
     return outcome[0]
+
+
+def _leave() -> None:
+    """Ends the process as it exits, without the ways out of libraries, in one of which a thread is still at work."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(INTERRUPTED)
 
 
 def _print(out: Page, ran: _Ran, seed: int) -> None:
