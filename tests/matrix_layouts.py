@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-_NAME = re.compile(r"v_mfma_(?P<out>\w\d+)_(?P<m>\d+)x\d+x(?P<k>\d+)(_(?P<b>\d+)b)?_(?P<a>xf32|bf16|[fi]\d+|[bf]+p?8)(_(?P<c>\w+))?")
+_NAME = re.compile(
+    r"v_mfma_(?P<out>\w\d+)_(?P<m>\d+)x\d+x(?P<k>\d+)(_(?P<b>\d+)b)?_(?P<a>xf32|bf16|[fi]\d+|[bf]+p?8)(_(?P<c>\w+))?"
+)
 
 
 @dataclass(frozen=True, slots=True)

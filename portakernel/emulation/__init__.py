@@ -19,7 +19,8 @@ The engine, one file per family of instructions, each of which registers handler
 ``vector_*.cpp``                  vector ALU: lists of ``VectorOp`` (name, types, a function of lanes)
 ``lanes.cpp``                     between lanes: readlane, permlane, swizzle, ds_permute
 ``memory*.cpp``, ``lds*.cpp``     checked memory: regions, LDS, private; loads, stores, atomics
-``matrix*.cpp``                   MFMA and WMMA
+``matrix*.cpp``                   MFMA and WMMA; their products, and what is assumed of roundings (``matrix.h``)
+``small_float.h``                 floats of 8, 6 and 4 bits, of each architecture's formats
 ================================  ==============================================================================
 
 A vector instruction is added as one line of a ``VectorOp`` list: operands arrive as arrays of lanes with modifiers

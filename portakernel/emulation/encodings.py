@@ -32,7 +32,17 @@ _GFX90A: Mapping[str, Mapping[int, str]] = {
     },
     "MUBUF": {0x28: "buffer_wbl2", 0x29: "buffer_invl2", 0x3E: "buffer_wbinvl1", 0x3F: "buffer_wbinvl1_vol"},
 }  # fmt: skip
-_NOT_ON_GFX90A = ("smfmac", "xf32", "fp8", "bf8", "f8f6f4", "scalef32", "v_mfma_f32_16x16x32", "v_mfma_f32_32x32x16", "bitop3")
+_NOT_ON_GFX90A = (
+    "smfmac",
+    "xf32",
+    "fp8",
+    "bf8",
+    "f8f6f4",
+    "scalef32",
+    "v_mfma_f32_16x16x32",
+    "v_mfma_f32_32x32x16",
+    "bitop3",
+)
 
 
 @dataclass(frozen=True, slots=True)

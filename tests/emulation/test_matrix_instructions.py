@@ -9,25 +9,61 @@ pytest.importorskip("tinygrad")
 torch = pytest.importorskip("torch")
 pytestmark = needs_clang
 
-_OLDER = """v_mfma_f64_16x16x4_f64 v_mfma_f64_4x4x4_4b_f64 v_mfma_f32_32x32x1_2b_f32 v_mfma_f32_16x16x1_4b_f32
-v_mfma_f32_4x4x1_16b_f32 v_mfma_f32_32x32x2_f32 v_mfma_f32_16x16x4_f32 v_mfma_f32_32x32x4_2b_f16
-v_mfma_f32_16x16x4_4b_f16 v_mfma_f32_4x4x4_16b_f16 v_mfma_f32_32x32x8_f16 v_mfma_f32_16x16x16_f16
-v_mfma_f32_32x32x4_2b_bf16 v_mfma_f32_16x16x4_4b_bf16 v_mfma_f32_4x4x4_16b_bf16 v_mfma_f32_32x32x8_bf16
-v_mfma_f32_16x16x16_bf16 v_mfma_i32_32x32x4_2b_i8 v_mfma_i32_16x16x4_4b_i8 v_mfma_i32_4x4x4_16b_i8""".split()
-_OF_GFX90A = """v_mfma_i32_32x32x8_i8 v_mfma_i32_16x16x16_i8 v_mfma_f32_32x32x2_2b_bf16 v_mfma_f32_16x16x2_4b_bf16
-v_mfma_f32_4x4x2_16b_bf16 v_mfma_f32_32x32x4_bf16 v_mfma_f32_16x16x8_bf16""".split()
+_OLDER = [
+    "v_mfma_f64_16x16x4_f64",
+    "v_mfma_f64_4x4x4_4b_f64",
+    "v_mfma_f32_32x32x1_2b_f32",
+    "v_mfma_f32_16x16x1_4b_f32",
+    "v_mfma_f32_4x4x1_16b_f32",
+    "v_mfma_f32_32x32x2_f32",
+    "v_mfma_f32_16x16x4_f32",
+    "v_mfma_f32_32x32x4_2b_f16",
+    "v_mfma_f32_16x16x4_4b_f16",
+    "v_mfma_f32_4x4x4_16b_f16",
+    "v_mfma_f32_32x32x8_f16",
+    "v_mfma_f32_16x16x16_f16",
+    "v_mfma_f32_32x32x4_2b_bf16",
+    "v_mfma_f32_16x16x4_4b_bf16",
+    "v_mfma_f32_4x4x4_16b_bf16",
+    "v_mfma_f32_32x32x8_bf16",
+    "v_mfma_f32_16x16x16_bf16",
+    "v_mfma_i32_32x32x4_2b_i8",
+    "v_mfma_i32_16x16x4_4b_i8",
+    "v_mfma_i32_4x4x4_16b_i8",
+]
+_OF_GFX90A = [
+    "v_mfma_i32_32x32x8_i8",
+    "v_mfma_i32_16x16x16_i8",
+    "v_mfma_f32_32x32x2_2b_bf16",
+    "v_mfma_f32_16x16x2_4b_bf16",
+    "v_mfma_f32_4x4x2_16b_bf16",
+    "v_mfma_f32_32x32x4_bf16",
+    "v_mfma_f32_16x16x8_bf16",
+]
 _NEWER = ["v_mfma_i32_32x32x16_i8", "v_mfma_i32_16x16x32_i8"] + [
     f"v_mfma_f32_{shape}_{a}_{b}" for shape in ("16x16x32", "32x32x16") for a in ("fp8", "bf8") for b in ("fp8", "bf8")
 ]
 _OF_GFX942 = ["v_mfma_f32_16x16x8_xf32", "v_mfma_f32_32x32x4_xf32"]
-_OF_GFX950 = """v_mfma_f32_16x16x32_f16 v_mfma_f32_32x32x16_f16 v_mfma_f32_16x16x32_bf16 v_mfma_f32_32x32x16_bf16
-v_mfma_i32_16x16x64_i8 v_mfma_i32_32x32x32_i8""".split()
+_OF_GFX950 = [
+    "v_mfma_f32_16x16x32_f16",
+    "v_mfma_f32_32x32x16_f16",
+    "v_mfma_f32_16x16x32_bf16",
+    "v_mfma_f32_32x32x16_bf16",
+    "v_mfma_i32_16x16x64_i8",
+    "v_mfma_i32_32x32x32_i8",
+]
 CASES = [
     *(("gfx90a", name) for name in (*_OLDER, *_OF_GFX90A)),
     *(("gfx942", name) for name in (*_OLDER, *_NEWER, *_OF_GFX942)),
     *(("gfx950", name) for name in (*_OLDER, *_NEWER, *_OF_GFX950)),
 ]
-_TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "xf32": torch.float32, "f64": torch.float64}
+_TORCH = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "xf32": torch.float32,
+    "f64": torch.float64,
+}
 _FLOAT8 = {
     ("gfx942", "fp8"): torch.float8_e4m3fnuz, ("gfx942", "bf8"): torch.float8_e5m2fnuz,
     ("gfx950", "fp8"): torch.float8_e4m3fn, ("gfx950", "bf8"): torch.float8_e5m2,
@@ -111,7 +147,9 @@ def test_sums_with_edge_operands_are_those_of_float64(arch, name):
             expected = expected.astype(c.dtype).astype(np.float64)
         # float32 and float64 take a rounding for each k
         unit = 2.0**-50 if mfma.out == "f64" else 2.0**-20 if mfma.a == "f32" else 2.0**-23
-        magnitude = product(*(np.abs(np.nan_to_num(dense(mfma, x[1]), posinf=0, neginf=0)) for x in (a, b)), np.ones_like(expected))
+        magnitude = product(
+            *(np.abs(np.nan_to_num(dense(mfma, x[1]), posinf=0, neginf=0)) for x in (a, b)), np.ones_like(expected)
+        )
         finite = np.isfinite(expected)
         assert np.array_equal(np.isnan(found), np.isnan(expected))
         assert np.array_equal(found[np.isinf(expected)], expected[np.isinf(expected)])
@@ -151,7 +189,9 @@ def test_lanes_of_b_are_broadcast_or_rotated(arch, blgp):
     mfma = Mfma.of("v_mfma_f32_16x16x4_4b_f16")
     a, b = (drawn(arch, "f16", (64, mfma.items), seed, False) for seed in (1, 2))
     lanes = np.arange(64)
-    source = [None, lanes % 32, lanes % 32 + 32, (lanes + 16) % 64, *(lanes % 16 + 16 * part for part in range(4))][blgp]
+    source = [None, lanes % 32, lanes % 32 + 32, (lanes + 16) % 64, *(lanes % 16 + 16 * part for part in range(4))][
+        blgp
+    ]
     c = np.zeros((64, mfma.results), dtype=np.float32)
     found = run_mfma(arch, mfma, (a[0], b[0]), c, modifiers=f"blgp:{blgp}")
     expected = product(dense(mfma, a[1]), dense(mfma, b[1][source]), results(mfma, c))

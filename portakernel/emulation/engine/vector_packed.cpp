@@ -123,6 +123,19 @@ const VectorOp OPS[] = {
     {"v_fma_mixhi_f16", Type::b32, THREE, mix16<true>}, {"v_mad_mixhi_f16", Type::b32, THREE, mix16<true>},
     PK_F16_2("v_pk_minimum_f16", std::isnan(a) || std::isnan(b) ? NAN : least(a, b)),
     PK_F16_2("v_pk_maximum_f16", std::isnan(a) || std::isnan(b) ? NAN : most(a, b)),
+    PK_F16_3("v_pk_minimum3_f16", std::isnan(a) || std::isnan(b) || std::isnan(c) ? NAN : least(least(a, b), c)),
+    PK_F16_3("v_pk_maximum3_f16", std::isnan(a) || std::isnan(b) || std::isnan(c) ? NAN : most(most(a, b), c)),
+    // VOP2 has no op_sel: each half takes its own
+    {"v_pk_fmac_f16", Type::b32, {Type::pk_f16, Type::pk_f16, Type::pk_f16}, [](Alu& s) {
+       EMU_LANES {
+         uint32_t r = 0;
+         for (int at = 0; at < 32; at += 16) {
+           auto half = [&](int i) { return static_cast<double>(from_half(s.in[i].u32[l] >> at & 0xffff)); };
+           r |= to_half(std::fma(half(0), half(1), half(2)), s.wave->round16_64()) << at;
+         }
+         s.out.u32[l] = r;
+       }
+     }},
     PK_F16_2("v_pk_add_f16", a + b), PK_F16_2("v_pk_mul_f16", a * b), PK_F16_3("v_pk_fma_f16", std::fma(a, b, c)),
     PK_F16_2("v_pk_min_f16", least(a, b)), PK_F16_2("v_pk_max_f16", most(a, b)),
     PK_F16_2("v_pk_min_num_f16", least(a, b)), PK_F16_2("v_pk_max_num_f16", most(a, b)),
