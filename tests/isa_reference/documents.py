@@ -84,6 +84,7 @@ CORRECTIONS: dict[str, tuple[str, str]] = {
         for t in ("f16", "f32", "f64")
     },
     "v_s_rsq_f32": ("as of v_rsq_f32", "D0.f32 = inverse_root(S0.f32)"),
+    "v_cvt_f32_bf16": ("a cast of bits, written as one of numbers", "D0.f32 = bf16_to_f32(S0.bf16)"),
     "v_cvt_off_f32_i4": ("its table is in no document but as words: i4 / 16", "D0.f32 = offset_of_4_bits(S0)"),
     "v_frexp_exp_i16_f16": (
         _EXPONENT[0],
