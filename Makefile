@@ -34,7 +34,7 @@ OLDEST_TRITON := $(VENV)/oldest-triton
 # Each has a list of pinned versions with hashes, clients/NAME.txt, and tests in tests/clients/NAME/.
 CLIENTS ?= vllm sglang diffusers
 CLIENT_ENVIRONMENTS := .venv-clients
-.PHONY: help setup clients nvidia-compilers test test-all oldest-triton outside demo site lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
+.PHONY: help setup clients nvidia-compilers test test-all emulated emulated-drawn oldest-triton outside demo site lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r target text; do \
@@ -52,6 +52,15 @@ test: setup ## run the tests: make test PYTEST_ARGS="-k rms_norm"
 
 test-all: setup ## run every test, those too of which a run of all has a part
 	@TESTS_TURN= $(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+# What is emulated, and the part of it that two minutes have: requests drawn of all kernels, on one target.
+EMULATED ?= gfx90a gfx942 gfx950 gfx1100 gfx1201
+emulated: setup ## check the Triton and HIP kernels in the emulator of AMD's instructions: hours; build/emulated-*.json
+	@mkdir -p build && status=0; for arch in $(EMULATED); do echo "amd:$$arch" && $(VENV_PYTHON) -m portakernel check \
+		--emulate "amd:$$arch" --json > "build/emulated-$$arch.json" || status=1; done; exit $$status
+
+emulated-drawn: setup ## a drawn part of `emulated`, in two minutes
+	@$(VENV_PYTHON) -m portakernel check --emulate "amd:$(firstword $(EMULATED))" --drawn --budget 100s
 
 # torch brings a newer one, which some kernels need less care for.
 oldest-triton: setup ## run the plugins' tests with the oldest Triton that is supported

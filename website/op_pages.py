@@ -166,6 +166,7 @@ def _proven(kernel: str, proofs: Iterable[Proof]) -> str:
             measured = " (benchmark)" if proof.by == "bench" else ""
             targets[proof.kind][proof.target + measured] = None
     parts = [f"ran: {', '.join(targets['ran'])}"] if targets["ran"] else []
+    parts += [f"emulated: {', '.join(targets['emulated'])}"] if targets["emulated"] else []
     parts += [f"compiled: {len(targets['compiled'])} architectures"] if targets["compiled"] else []
     parts += [f"native instruction: {len(targets['native'])}"] if targets["native"] else []
     return "; ".join(parts) or "claimed only"

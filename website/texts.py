@@ -40,6 +40,7 @@ _TEXTS = (
     ("Authors", "backends/README.md", "backends.md"),
     ("Authors", "docs/writing-a-kernel.md", "writing-a-kernel.md"),
     ("Authors", "docs/native.md", "native.md"),
+    ("Authors", "docs/emulation.md", "emulation.md"),
     ("Authors", "kit/portakernel_kit/conformance/README.md", "conformance.md"),
     ("Authors", "docs/conformance.md", "conformance-figures.md"),
     ("Authors", "docs/tolerances.md", "tolerances.md"),

@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, str] = {
     "lint": "portakernel_kit.cli.lint.command",
     "faults": "portakernel_kit.cli.faults.command",
     "compile": "portakernel_kit.cli.compile_kernels",
+    "run": "portakernel_kit.cli.run.command",
     "build": "portakernel.cli.build",
     "warmup": "portakernel.cli.warmup",
     "bench": "portakernel_kit.cli.bench.command",

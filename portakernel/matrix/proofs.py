@@ -1,8 +1,9 @@
 """What was proven of kernels, and where: outcomes of `portakernel compile`, `check` and `bench`, as they were recorded.
 
 A manifest claims; a proof says that a kernel was compiled for a target or ran on one, with what, on which day and in
-which dtypes. Its three kinds say different things: *compiled*, that the kernel's compiler makes code for the target;
-*native*, that the instruction which the claim implies is in that code; *ran*, that results were right on such hardware.
+which dtypes. Its four kinds say different things: *compiled*, that the kernel's compiler makes code for the target;
+*native*, that the instruction which the claim implies is in that code; *emulated*, that the code gave right results in
+an emulator of such hardware (``check --emulate``); *ran*, that it did on the hardware.
 
 ``python -m portakernel_pages.proofs`` records those of portakernel's own kernels.
 """
@@ -22,7 +23,7 @@ from portakernel.host.json_file import read_json
 from portakernel.registry.kernel import Kernel
 from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 
-Kind = Literal["compiled", "native", "ran"]
+Kind = Literal["compiled", "native", "emulated", "ran"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RECORD = Path(__file__).with_name("proofs.json")
 
@@ -36,9 +37,9 @@ _CALL = re.compile(rf"\S+ for \S+ \((?P<case>.*?)(?P<dtypes>(?:, (?:{'|'.join(DT
 class Proof:
     """One kernel proven on one target, in the dtypes and scale formats that were tried.
 
-    ``by`` is the command: `check` runs every case of the conformance kit, `bench` compares what it measures with the
-    reference. ``device`` is empty where nothing ran; ``versions`` are those of what the kernel was made with. So many
-    ``requests`` that ``seeds`` have drawn were right as well.
+    ``by`` is the command: `check` runs every case of the conformance kit, `check --emulate` in the emulator, `bench`
+    compares what it measures with the reference. ``device`` is empty where nothing ran; ``versions`` are those of what
+    the kernel was made with. So many ``requests`` that ``seeds`` have drawn were right as well.
     """
 
     kernel: str
@@ -131,16 +132,28 @@ _VERDICTS: Mapping[Kind, tuple[str, ...]] = {"compiled": ("compiles", "native"),
 
 
 def _checked(output: Mapping[str, Any], kernels: Mapping[str, Kernel]) -> Iterator[Proof]:
-    """Cases whose results were right on a device of the target; an execution mode's device is none."""
+    """Cases whose results were right on a device of the target, or in the emulator; another mode proves nothing."""
     ran = [row for row in output["results"] if row["mode"] is None and row["device"]]
-    for (name, target), results in _by_place(ran, lambda row: row["device"].partition(" ")[0]).items():
+    yield from _checked_by(ran, "ran", "check", output, kernels)
+    emulated = [row for row in output["results"] if row["mode"] and (row["device"] or "").endswith(_EMULATED)]
+    yield from _checked_by(emulated, "emulated", "check --emulate", output, kernels)
+
+
+# How the place ends that `check --emulate` reports; before it stands the target.
+_EMULATED = " (emulated)"
+
+
+def _checked_by(
+    rows: Sequence[Mapping[str, Any]], kind: Kind, by: str, output: Mapping[str, Any], kernels: Mapping[str, Kernel]
+) -> Iterator[Proof]:
+    for (name, target), results in _by_place(rows, lambda row: row["device"].partition(" ")[0]).items():
         if name not in kernels or any(result["status"] == "failed" for result in results):
             continue
         passed = [row["case"] for row in results if (row["aspect"], row["status"]) == ("forward", "passed")]
         found = [call for call in map(_CASE.fullmatch, passed) if call is not None]
         requests = sum(call["case"].startswith("drawn ") for call in found) if output.get("drawn") else 0
         if found:
-            proof = _proof(kernels[name], target, "ran", "check", found, output)
+            proof = _proof(kernels[name], target, kind, by, found, output)
             yield replace(proof, requests=requests, seeds=(output["seed"],) if requests else ())
 
 

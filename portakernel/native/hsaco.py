@@ -21,13 +21,13 @@ _NUMBERS = {
 
 def arch(elf: Elf) -> str:
     """The architecture it is for, without its features: gfx942 of ``amdgcn-amd-amdhsa--gfx942:sramecc+``."""
-    return normalise(str(_metadata(elf).get("amdhsa.target", "")).rpartition("--")[2])
+    return normalise(str(metadata(elf).get("amdhsa.target", "")).rpartition("--")[2])
 
 
 def kernels(elf: Elf) -> dict[str, tuple[int, int, int, tuple[tuple[int, int], ...]]]:
     """By symbol: vector registers, bytes of scratch, of shared memory, and each parameter's offset and bytes."""
     found = {}
-    for kernel in _metadata(elf).get("amdhsa.kernels", ()):
+    for kernel in metadata(elf).get("amdhsa.kernels", ()):
         given = [a for a in kernel.get(".args", ()) if not str(a.get(".value_kind", "")).startswith("hidden_")]
         found[str(kernel[".name"])] = (
             int(kernel.get(".vgpr_count", 0)),
@@ -38,7 +38,12 @@ def kernels(elf: Elf) -> dict[str, tuple[int, int, int, tuple[tuple[int, int], .
     return found
 
 
-def _metadata(elf: Elf) -> dict[str, Any]:
+def metadata(elf: Elf) -> dict[str, Any]:
+    """What the note says: kernels, their arguments and resources.
+
+    Raises:
+        NotReadableError: it has none, or a broken one.
+    """
     for owner, kind, content in elf.notes():
         if (owner, kind) == _METADATA:
             try:

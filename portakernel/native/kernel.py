@@ -9,7 +9,7 @@ from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError
 from portakernel.host.locks import make_lock
 from portakernel.native.module import Layout, Parameter, load
-from portakernel.native.place import PRETENDED, target_of
+from portakernel.native.place import EMULATED, PRETENDED, target_of
 from portakernel.native.unit import Unit, needs_build
 from portakernel.tensors.compilation import compilations
 
@@ -43,7 +43,10 @@ class Kernel:
         self._lock = make_lock()
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, *args: Any) -> None:
-        """Launches it, as ``Function`` does; on meta tensors, inside ``compiling(target)``, it is compiled alone.
+        """Launches it, as ``Function`` does.
+
+        On meta tensors, inside ``compiling(target)``, it is compiled alone; on CPU tensors, inside
+        ``portakernel.emulation.emulating(target)``, emulated.
 
         Raises:
             CannotRun: it cannot be built or loaded here; nothing was launched.
@@ -55,6 +58,9 @@ class Kernel:
         if launch is None:
             if tensor.is_meta and (pretended := PRETENDED.get()) is not None:
                 pretended[1](self.unit, self.name, self.most_shared_bytes)
+                return
+            if tensor.device.type == "cpu" and (emulated := EMULATED.get()) is not None:
+                emulated[1](self, grid, block, shared_bytes, args)
                 return
             launch = self._prepared(tensor)
         launch(grid, block, shared_bytes, *args)

@@ -17,15 +17,21 @@ from portakernel.words.target import Target
 
 
 @contextmanager
-def compiling(target: Target, *, multiprocessors: int | None = None, dry: bool = False) -> Iterator[list[Compiled]]:
+def compiling(
+    target: Target, *, multiprocessors: int | None = None, dry: bool = False, emulating: bool = False
+) -> Iterator[list[Compiled]]:
     """Inside, a ``Kernel`` called on meta tensors is compiled for ``target``, and added to the list.
 
     A plugin names it in a module of its own: ``from portakernel.native.offline import compiling``, and in its manifest
     ``offline: portakernel_plugins.<plugin>.offline:compiling``. The cache is filled either way: which of a device's
-    multiprocessors will run a kernel does not change it. ``dry`` lists what the cache lacks.
+    multiprocessors will run a kernel does not change it. ``dry`` lists what the cache lacks. With ``emulating``
+    nothing is compiled: launches go to the emulator.
     """
     del multiprocessors
     found: list[Compiled] = []
+    if emulating:
+        yield found
+        return
 
     def take(unit: Unit, name: str, most_shared_bytes: int) -> None:
         label = f"{PurePath(unit.source.file).stem}.{name}"

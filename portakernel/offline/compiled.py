@@ -38,10 +38,15 @@ class Compiling(Protocol):
     ``multiprocessors`` are those of the device of this machine that calls will run on. The cache has to hold what they
     will look for then; nothing of it is read. With ``dry`` nothing is compiled either, and the list holds what the
     cache lacks, each with its ``key``. That is asked in a process in which other threads launch kernels.
+
+    With ``emulating`` nothing is compiled in it: launches on CPU tensors are taken by an emulator around it
+    (``portakernel.emulation``), and a plugin whose wrappers ask where tensors lie has them take these for the target's.
+    A plugin whose context takes that argument launches through ``portakernel.authoring`` alone: what it launches for
+    AMD's architectures can be emulated.
     """
 
     def __call__(
-        self, target: Target, *, multiprocessors: int | None = None, dry: bool = False
+        self, target: Target, *, multiprocessors: int | None = None, dry: bool = False, emulating: bool = False
     ) -> AbstractContextManager[list[Compiled]]:
         """The context, with the list that fills in it."""
         ...

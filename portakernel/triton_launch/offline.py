@@ -39,10 +39,10 @@ from portakernel.words.target import Target
 # Triton keeps compiled kernels per device number: each pretended device has one of its own, far from real ones.
 _NUMBERS = count(1 << 20)
 # Of a GPU that is not here. How many programs run side by side shapes grids, and the code of few kernels.
-_MULTIPROCESSORS = 100
+MULTIPROCESSORS = 100
 
 
-class _PretendedDriver:
+class PretendedDriver:
     """The driver of a GPU that is not here: it has a target, and launches nothing."""
 
     def __init__(self, target: GPUTarget) -> None:
@@ -51,12 +51,15 @@ class _PretendedDriver:
         self.utils = SimpleNamespace(get_device_properties=lambda _: {"max_shared_mem": 1 << 30})
 
     def get_current_device(self) -> int:
+        """Its number."""
         return self.number
 
     def get_current_stream(self, device: int) -> int:
+        """The default stream."""
         return 0
 
     def get_current_target(self) -> GPUTarget:
+        """What Triton compiles for."""
         return self.target
 
 
@@ -68,29 +71,35 @@ def gpu_target(target: Target) -> GPUTarget:
 
 
 @contextmanager
-def compiling(target: Target, *, multiprocessors: int | None = None, dry: bool = False) -> Iterator[list[Compiled]]:
+def compiling(
+    target: Target, *, multiprocessors: int | None = None, dry: bool = False, emulating: bool = False
+) -> Iterator[list[Compiled]]:
     """Within this context, launches on meta tensors compile for ``target``, and what they compiled is in the list.
 
     With ``multiprocessors``, those of a device of this machine, they fill Triton's cache with what launches on it look
     for, and nothing is read. With ``dry`` nothing is compiled, and the list holds what that cache lacks; this thread
-    alone notices, and the device has to be current.
+    alone notices, and the device has to be current. With ``emulating`` nothing is compiled here: launches go to the
+    emulator, which has Triton compile them.
 
     Raises:
         CannotRun: there is no directory for what Triton compiles.
     """
+    if emulating:
+        yield []
+        return
     if (rejection := FOLDER.settle()) is not None:
         raise CannotRun(rejection)
     fingerprint.remember()
     gpu = gpu_target(target)
     records: list[Compiled] = []
-    processor = Processor(target.arch, multiprocessors or _MULTIPROCESSORS, gpu.warp_size)
+    processor = Processor(target.arch, multiprocessors or MULTIPROCESSORS, gpu.warp_size)
     if dry:
         with pretending(processor, _Search(target, records)):
             yield records
         return
     drivers: Any = runtime.driver
     active = drivers._active
-    drivers._active = _PretendedDriver(gpu)
+    drivers._active = PretendedDriver(gpu)
     try:
         with pretending(processor, _Recorder(target, records, read=multiprocessors is None)):
             yield records

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cxx import HAS_CXX
 
 CONFTEST = """
 import portakernel.runtime
@@ -107,3 +108,18 @@ def test_plugin_imports_nothing_of_weight_until_it_is_asked():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_emulator_runs_a_plugins_items_for_a_target(run_pytest, tmp_path):
+    for module in ("tinygrad", "triton"):
+        pytest.importorskip(module)
+    if not HAS_CXX:
+        pytest.skip("lacks a C++ compiler, which compiles the engine")
+    asked = ("-p", "no:xdist", "-p", "no:randomly", "--portakernel-plugin=triton", "--portakernel-op=add")
+    asked += ("--portakernel-draws=0", "-W", "ignore:TRITON_DEFAULT_FP_FUSION is unset:UserWarning")
+    status, text = run_pytest(tmp_path, *asked, "--portakernel-emulate=amd:gfx942", "-k", "one and element", "-v")
+    assert status == 0, text
+    assert re.search(r"add\[one element, x=float32, y=float32\] PASSED", text)
+    status, text = run_pytest(tmp_path, *asked, "--portakernel-emulate=nvidia:sm_90")
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: --portakernel-emulate: nvidia:sm_90 is not emulated; these are: amd:gfx90a, " in text

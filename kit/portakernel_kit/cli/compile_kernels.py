@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from portakernel.offline.outcome import Outcome
     from portakernel.registry.kernel import Kernel
     from portakernel.words.target import Target
+    from portakernel_kit.cli.run.counting import Counted
 
 
 def command(
@@ -28,6 +29,12 @@ def command(
     every: Annotated[
         bool, typer.Option("--all", help="Every case of the op in each of its dtypes, not one for each kernel.")
     ] = False,
+    count: Annotated[
+        bool,
+        typer.Option(
+            "--count", help="What each call executes in the emulator: instructions and bytes. No time; AMD's targets."
+        ),
+    ] = False,
     workers: Workers = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every function, not just failures.")] = False,
     json: Json = False,
@@ -35,14 +42,15 @@ def command(
     """Compile kernels for targets that are not here, and read what the compiler did.
 
     Nothing is run: that a kernel compiles, or holds the instruction that its claim implies (native), says nothing of
-    its numbers. Exits with 0 when all that is claimed compiles, 1 on any failure or when nothing is claimed, 130 when
-    interrupted.
+    its numbers. With --count calls are then emulated, and what they execute is counted. Exits with 0 when all that is
+    claimed compiles, 1 on any failure or when nothing is claimed, 130 when interrupted.
 
     For example:
 
         portakernel compile --plugin triton --target amd:gfx942
         portakernel compile --op rms_norm --target nvidia:sm_90 --target nvidia:sm_100 --all
         portakernel compile --plugin triton --target amd:gfx1201 --json
+        portakernel compile --plugin triton --op softmax --target amd:gfx942 --count
     """
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.cli.output import page, print_json
@@ -58,13 +66,22 @@ def command(
     if not kernels:
         raise ArgumentValueError(_nothing_compiles(now) if chosen else _no_such_kernel(now, op, plugin))
     targets = [now.registry.target(text) for text in dict.fromkeys(target)]
+    if count:
+        from portakernel.emulation.session import check_target
+
+        for one in targets:
+            check_target(one)
     found: list[Outcome] = []
+    counted: list[Counted] = []
     interrupted = False
     try:
         for outcome in _outcomes(now, kernels, targets, every=every, workers=workers):
             found.append(outcome)
             if not json and (verbose or outcome.verdict == "fails"):
                 _print_outcome(page(), outcome)
+        if count:
+            compiled = [outcome for outcome in found if outcome.verdict in ("native", "compiles")]
+            counted.extend(_counts(now, compiled, kernels, targets, every=every))
     except KeyboardInterrupt:
         interrupted = True
     if json:
@@ -72,13 +89,19 @@ def command(
 
         outcomes = [outcome.to_json() for outcome in found]
         known = software(now.registry)
-        print_json({"circumstances": known, "interrupted": interrupted, "outcomes": outcomes})
+        counts: dict[str, Any] = {"counts": [each.to_json() for each in counted]} if count else {}
+        print_json({"circumstances": known, "interrupted": interrupted, "outcomes": outcomes, **counts})
     else:
         _print_summary(page(), found, interrupted=interrupted)
+        if counted:
+            from portakernel_kit.cli.run.counting import print_counted
+
+            print_counted(page(), counted)
     if interrupted:
         raise typer.Exit(130)
     claimed = [outcome for outcome in found if outcome.verdict != "unclaimed"]
-    raise typer.Exit(0 if claimed and all(outcome.verdict != "fails" for outcome in claimed) else 1)
+    right = all(outcome.verdict != "fails" for outcome in claimed) and all(not each.error for each in counted)
+    raise typer.Exit(0 if claimed and right else 1)
 
 
 def _no_such_kernel(now: Dispatcher, op: str | None, plugin: str | None) -> str:
@@ -113,6 +136,22 @@ def _outcomes(
         for outcome in compile_all(planned, workers):
             tell(advance=1, description=f"{outcome.kernel} for {outcome.target}")
             yield outcome
+
+
+def _counts(
+    now: Dispatcher, compiled: Sequence[Outcome], kernels: Sequence[Kernel], targets: Sequence[Target], *, every: bool
+) -> Iterator[Counted]:
+    """What the calls that compiled execute."""
+    from portakernel.cli.progress import progress
+    from portakernel_kit.cli.run.counting import counted
+
+    wanted = {outcome.call for outcome in compiled}
+    with progress("counting", len(wanted)) as tell:
+        for kernel in kernels:
+            for target in targets:
+                for each in counted(now, kernel, target, wanted, every=every):
+                    tell(advance=1, description=f"{kernel.name} for {target}")
+                    yield each
 
 
 def _print_outcome(out: Page, outcome: Outcome) -> None:

@@ -32,26 +32,35 @@ def jobs(dispatcher: Dispatcher, kernel: Kernel, target: Target, *, every: bool 
     Each is a case's forward and, where claimed, what it saves and its backward; the one has to hold the manifest's
     evidence. Empty where the kernel claims nothing there.
     """
+    return [job for job, _ in calls_of(dispatcher, kernel, target, every=every)]
+
+
+def calls_of(
+    dispatcher: Dispatcher, kernel: Kernel, target: Target, *, every: bool = False
+) -> list[tuple[Job, Inputs]]:
+    """The same jobs, each with the tensors whose forms it has."""
     described, venue = contract(kernel.op), Venue("cpu", (target,), mode="offline")
     caller = OpCaller(described, dispatcher)
     claims = [claim for _, claim in kernel.variants if covers(claim, target, dispatcher.registry.spaces)]
     calls = [(case, dtypes) for case in described.cases for dtypes in _dtypes(described, claims, case, every=every)]
-    found: list[tuple[_Rank, int, Job]] = []
+    found: list[tuple[_Rank, int, Job, Inputs]] = []
     # To draw inputs takes longer than all else, so that of one call no more are drawn than may yet be it.
     for place, (case, dtypes) in sorted(enumerate(calls), key=lambda call: _rank(described, *call[1]), reverse=True):
-        if found and not every and max(rank for rank, _, _ in found) >= _rank(described, case, dtypes):
+        if found and not every and max(rank for rank, *_ in found) >= _rank(described, case, dtypes):
             break
         inputs = draw_inputs(described, case, dtypes, "cpu", generator(0, kernel.op, case.name))
         phases = tuple(phase for phase in _phases(described, case) if _serves(caller, kernel, venue, inputs, phase))
         if phases:
             call = f"{case.name}, {', '.join(dict.fromkeys(dtypes.values()))}"
             job = Job(kernel.name, str(target), call, phases, _forms(inputs), inputs.values)
-            found.append((_rank(described, case, dtypes, gradient=len(phases) > 1), place, job))
+            found.append((_rank(described, case, dtypes, gradient=len(phases) > 1), place, job, inputs))
     if not found:
         return []
-    _, fast, job = max(found, key=lambda one: (one[0], -one[1]))
+    _, fast, job, inputs = max(found, key=lambda one: (one[0], -one[1]))
     proof = replace(job, evidence=True)
-    return [proof if place == fast else job for _, place, job in sorted(found, key=itemgetter(1))] if every else [proof]
+    if not every:
+        return [(proof, inputs)]
+    return [(proof if place == fast else job, inputs) for _, place, job, inputs in sorted(found, key=itemgetter(1))]
 
 
 # Whether a call has a gradient, whether what it reads is even, whether it is in bfloat16, and how many elements it has.

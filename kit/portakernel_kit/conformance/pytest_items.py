@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from portakernel import runtime
+from portakernel.emulation.session import check_target
 from portakernel.registry.kernel import Kernel
 from portakernel_kit.conformance.drawn.requests import Requests
 from portakernel_kit.conformance.op_faults import OpFault
@@ -16,7 +17,7 @@ from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.runner import fresh_seed, select_kernels
 from portakernel_kit.conformance.suite import Suite
 from portakernel_kit.conformance.unit import Unit, drawn_name
-from portakernel_kit.conformance.venue import Unavailable, find_venue
+from portakernel_kit.conformance.venue import Emulated, Unavailable, Where, find_venue
 
 _SHOWN_FRAMES = 12  # of a traceback's end: the kernel's part, not the kit's
 
@@ -38,7 +39,7 @@ class KernelNode(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Item]:
         """One item for each unit, or one that is skipped where the kernel cannot run."""
-        venue = find_venue(runtime.dispatcher(), self.kernel)
+        venue = find_venue(runtime.dispatcher(), self.kernel, where_asked(self.config))
         if isinstance(venue, Unavailable):
             yield UnavailableItem.from_parent(self, name=f"{self.kernel.op}[*]", reason=venue.reason)
             return
@@ -116,6 +117,8 @@ class UnitItem(pytest.Item):
                 lines.append(f"  {result.case} {result.aspect}: {result.detail}")
                 lines += [f"    {line}" for line in result.traceback.splitlines()[-_SHOWN_FRAMES:]]
         again = f"--portakernel-plugin={self.suite.kernel.plugin} --portakernel-seed={self.suite.seed}"
+        if self.suite.venue.emulator is not None:
+            again += f" --portakernel-emulate={self.suite.venue.emulator.target}"
         return "\n".join([*lines, f"  The same inputs again: pytest {again}"])
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
@@ -137,6 +140,21 @@ class DrawnItem(UnitItem):
             pytest.skip("the kernel claims no other request that could be drawn")
         self.unit = unit
         super().runtest()
+
+
+def where_asked(config: pytest.Config) -> Where:
+    """Where the kernels run: in the emulator that an option asks for, or wherever they can.
+
+    Raises:
+        UnknownNameError, ArgumentValueError: there is no such target.
+        EmulationError: it is not emulated, or tinygrad is not installed.
+    """
+    text = config.getoption("portakernel_emulate")
+    if text is None:
+        return None
+    target = runtime.dispatcher().registry.target(str(text))
+    check_target(target)
+    return Emulated(target)
 
 
 def selected_kernels(config: pytest.Config) -> tuple[Kernel, ...]:

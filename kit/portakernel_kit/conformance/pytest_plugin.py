@@ -38,6 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="so many requests of each kernel are drawn beside its cases [default: 16]",
     )
     group.addoption(
+        "--portakernel-emulate",
+        default=None,
+        metavar="TARGET",
+        help="in the emulator of AMD's instructions, such as amd:gfx942: Triton and HIP kernels, without a GPU",
+    )
+    group.addoption(
         "--portakernel-all-builds",
         action="store_true",
         help="run every case of kernels that have to be built, not as few as put each claim to the test",
@@ -63,13 +69,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Finds the kernels, so that a wrong name ends the run before anything is collected."""
     if not _asked(config):
         return
-    from portakernel.errors import UnknownNameError
-    from portakernel_kit.conformance.pytest_items import selected_kernels
+    from portakernel.errors import PortakernelError, UnknownNameError
+    from portakernel_kit.conformance.pytest_items import selected_kernels, where_asked
 
     try:
         selected_kernels(config)
     except UnknownNameError as error:
         raise pytest.UsageError(f"--portakernel-{error.kind}: {error}") from error
+    try:
+        where_asked(config)
+    except PortakernelError as error:
+        raise pytest.UsageError(f"--portakernel-emulate: {error}") from error
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,7 +11,6 @@ from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import UnknownNameError
 from portakernel.offline.workers import cores
 from portakernel.registry.kernel import Kernel
-from portakernel.words.target import Device
 from portakernel_kit.conformance import huge as huge_calls
 from portakernel_kit.conformance.drawn.processes import DEFAULT_BUDGET, Budget, Drawing
 from portakernel_kit.conformance.drawn.spelling import parse_request
@@ -20,7 +19,7 @@ from portakernel_kit.conformance.outcome import fault_of_op, result_of
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
 from portakernel_kit.conformance.unit_processes import UnitProcesses
-from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
+from portakernel_kit.conformance.venue import Unavailable, Venue, Where, find_venue
 
 # Where nothing else is asked for: each has a copy of torch, and of what kernels keep.
 _MOST_WORKERS = 8
@@ -34,7 +33,7 @@ def check(
     plugin: str | None = None,
     op: str | None = None,
     names: Sequence[str] | None = None,
-    device: Device | None = None,
+    device: Where = None,
     seed: int | None = None,
     all_builds: bool = False,
     huge: bool = False,
@@ -69,7 +68,7 @@ def plan(
     plugin: str | None = None,
     op: str | None = None,
     names: Sequence[str] | None = None,
-    device: Device | None = None,
+    device: Where = None,
     seed: int | None = None,
     all_builds: bool = False,
     huge: bool = False,
@@ -103,7 +102,7 @@ def run(
     all_builds: bool = False,
     huge: bool = False,
     workers: int = 1,
-    device: Device | None = None,
+    device: Where = None,
 ) -> Iterator[Result]:
     """Every result for one kernel at one venue, as it comes; a failed one where the op is at fault, not the kernel.
 
@@ -133,6 +132,8 @@ def _many(dispatcher: Dispatcher, kernel: Kernel, venue: Venue | Unavailable) ->
     On a GPU each case of a plugin that compiles its kernels takes a core for seconds; elsewhere the start of a process
     takes as long as many cases.
     """
+    if isinstance(venue, Venue) and venue.emulator is not None:
+        return min(_MOST_WORKERS, cores())
     if isinstance(venue, Unavailable) or venue.mode is not None or venue.torch_device.partition(":")[0] == "cpu":
         return 1
     return min(_MOST_WORKERS, cores()) if dispatcher.registry.offline(kernel.plugin) is not None else 1
@@ -144,7 +145,7 @@ def drawing(
     plugin: str | None = None,
     op: str | None = None,
     names: Sequence[str] | None = None,
-    device: Device | None = None,
+    device: Where = None,
     seed: int,
     budget: Budget = DEFAULT_BUDGET,
     first: int = 0,
@@ -160,7 +161,7 @@ def drawing(
     return Drawing(dispatcher, kernels, seed, budget, device, first, max(1, min(many, len(kernels))))
 
 
-def again(dispatcher: Dispatcher, text: str, device: Device | None = None) -> Iterator[Result]:
+def again(dispatcher: Dispatcher, text: str, device: Where = None) -> Iterator[Result]:
     """The results of the one request that ``text`` spells (``portakernel_kit.conformance.drawn.spelling``).
 
     Raises:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
 
 from portakernel import runtime
 from portakernel.calling.caller import OpCaller
@@ -26,7 +29,7 @@ from portakernel_kit.conformance.op_faults import OpFault, blamed
 from portakernel_kit.conformance.outcome import Outcome, attempt, ending_in_words, result_of
 from portakernel_kit.conformance.repetition import THREADS as REPEATING_THREADS
 from portakernel_kit.conformance.repetition import Repetition, differing
-from portakernel_kit.conformance.result import Result
+from portakernel_kit.conformance.result import Result, Status
 from portakernel_kit.conformance.selection import build_case, claims_in, fewest
 from portakernel_kit.conformance.tangents import Tangents
 from portakernel_kit.conformance.threads import on_one_thread
@@ -55,6 +58,10 @@ _NO_CALL = (ArgumentTypeError, ArgumentValueError, IndexError)
 _MAX_ELEMENTS = 1 << 22
 # Calls that are made a hundred times are of up to so many.
 _REPEATED_ELEMENTS = 1 << 14
+
+
+def _has_elements(results: Sequence[Any]) -> bool:
+    return any(isinstance(result, Tensor) and result.numel() for result in results)
 
 
 def most_elements(venue: Venue) -> int:
@@ -156,6 +163,8 @@ class Suite:
             found.append(Unit("repetition", f"{op}[repeated calls]"))
         if self.some_only and len(self._selected) < len(self._served):
             found.append(Unit("unbuilt", f"{op}[other cases]"))
+        if self.venue.emulator is not None:
+            found.append(Unit("instructions", f"{op}[instructions]"))
         return (*found, Unit("boundary", f"{op}[boundary]"), Unit("coverage", f"{op}[coverage]"))
 
     def _dtypes(self, case: Case) -> tuple[tuple[tuple[str, str], ...], ...]:
@@ -187,6 +196,7 @@ class Suite:
             "coverage": self._coverage,
             "repetition": self._repetition,
             "unbuilt": self._unbuilt,
+            "instructions": self._instructions,
         }
         found = ending_in_words(outcomes[unit.kind](unit))
         # through autograd a case runs as a model runs it, with every thread
@@ -199,6 +209,12 @@ class Suite:
         seeded = outcome.status == "failed" and outcome.aspect not in ("boundary", "coverage")
         detail = f"{outcome.detail} (seed {self.seed})" if seeded else outcome.detail
         return result_of(self.kernel, self.venue, case, replace(outcome, detail=detail))
+
+    def _instructions(self, _: Unit) -> Iterator[Outcome]:
+        """Which instructions of what was launched the cases so far have executed: told, not judged."""
+        emulator = self.venue.emulator
+        status: Status = "passed" if emulator is not None and emulator.instructions.present else "skipped"
+        yield Outcome("coverage", status, str(emulator.instructions) if emulator is not None else "")
 
     # --- cases -----------------------------------------------------------------------------------------------------
 
@@ -286,10 +302,12 @@ class Suite:
                 yield before
                 return
         forward = forward_of(trial)
-        found = []
+        found, before_it = [], self.venue.emulator.launched if self.venue.emulator else 0
         for outcome in forward.outcomes():
             found.append(outcome)
             yield outcome
+        if self.venue.emulator and self.venue.emulator.launched == before_it and any(map(_has_elements, forward.calls)):
+            yield Outcome("claim", "failed", "the call launched nothing: no machine code was emulated")
         backward = Backward(trial, generator(self.seed, unit.name, "gradients"))
         for outcome in backward.outcomes() if case.backward else ():
             found.append(outcome)

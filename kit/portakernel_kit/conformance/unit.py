@@ -15,7 +15,7 @@ class Unit:
     """What is run, counted and reported together: a case in given dtypes, gradients in given dtypes, or all claims.
 
     ``kind`` is ``case``, ``drawn`` (a case that a seed has drawn), ``autograd``, ``repetition``, ``boundary``,
-    ``coverage`` or ``unbuilt``: what a kernel is not built for.
+    ``coverage``, ``unbuilt``: what a kernel is not built for, or ``instructions``: which of them an emulator executed.
     """
 
     kind: str

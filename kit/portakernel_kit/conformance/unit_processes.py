@@ -6,10 +6,10 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from portakernel.words.target import Device
+from portakernel_kit.conformance.emulator import Instructions
 from portakernel_kit.conformance.observing.isolation import MOST_DEATHS, Asked, Death, run_apart
 from portakernel_kit.conformance.observing.observation import Finished
 from portakernel_kit.conformance.observing.side_by_side import side_by_side
@@ -19,6 +19,7 @@ from portakernel_kit.conformance.result import Aspect, Result
 from portakernel_kit.conformance.suite import Suite
 from portakernel_kit.conformance.trial import is_lost
 from portakernel_kit.conformance.unit import Ran, Unit
+from portakernel_kit.conformance.venue import Where
 
 # Between two results a kernel may be compiled, several times where threads take turns; what takes longer hangs.
 _PATIENCE_S = 600.0
@@ -36,11 +37,15 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A unit is done: what ran of it, if it is a case, and why the kernel cannot be used, if it said so."""
+    """A unit is done: what ran of it, if it is a case, and why the kernel cannot be used, if it said so.
+
+    ``instructions`` are those that an emulator has executed in this process so far.
+    """
 
     place: int
     ran: Ran | None
     unusable: str
+    instructions: Instructions = field(default_factory=Instructions)
 
 
 Event = Begun | Result | Done | Finished
@@ -70,7 +75,9 @@ class UnitsJob:
             if is_lost(suite.venue.torch_device):
                 yield Finished(lost=True)
                 return
-            yield Done(place, suite.ran.get(units[place].name), suite.unusable)
+            done = Done(place, suite.ran.get(units[place].name), suite.unusable)
+            emulator = suite.venue.emulator
+            yield done if emulator is None else replace(done, instructions=emulator.instructions)
         yield Finished()
 
     def _take(self, place: int) -> bool:
@@ -89,7 +96,7 @@ class UnitProcesses:
     (``MOST_DEATHS``) have ended their process, those that still run go on, and no other is started.
     """
 
-    def __init__(self, suite: Suite, device: Device | None, workers: int) -> None:
+    def __init__(self, suite: Suite, device: Where, workers: int) -> None:
         self.suite, self.workers = suite, workers
         self.asked = Asked.of(suite.dispatcher, suite.kernel, device)
         self.units = suite.units()
@@ -153,6 +160,8 @@ class UnitProcesses:
         if done.ran is not None:
             self.suite.ran[self.units[done.place].name] = done.ran
         self.suite.unusable = done.unusable or self.suite.unusable
+        if self.suite.venue.emulator is not None:
+            self.suite.venue.emulator.instructions.join(done.instructions)
 
     def _died(self, unit: Unit, death: Death) -> Result:
         """A unit that ended its process; coverage takes it for run, being told of it here."""

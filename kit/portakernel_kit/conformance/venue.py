@@ -1,4 +1,4 @@
-"""Where a kernel's cases run: on a device that it claims, or in an execution mode of its plugin."""
+"""Where a kernel's cases run: on a device that it claims, in an execution mode of its plugin, or in the emulator."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ from portakernel.deciding.readiness import required
 from portakernel.registry.kernel import Kernel
 from portakernel.words.arch import ArchSpace
 from portakernel.words.target import Device, Target
+from portakernel_kit.conformance.emulator import MODE, MOST_ELEMENTS, Emulator, emulator_of
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """In the place of a device: the emulator of ``target``, which runs the code that kernels are compiled to."""
+
+    target: Target
+
+
+# Where somebody wants a kernel to run; wherever it can, where None.
+Where = Device | Emulated | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +47,11 @@ class Venue:
     allowance_ulp: Mapping[str, float] = field(default_factory=dict[str, float])
     max_elements: int | None = None
     enter: Callable[[], AbstractContextManager[Any]] = nullcontext
+    emulator: Emulator | None = None
 
     def __str__(self) -> str:
+        if self.emulator is not None:
+            return f"{self.emulator.target} ({MODE})"
         return f"{self.targets[0]} ({self.torch_device})" if self.mode is None else self.torch_device
 
     @property
@@ -66,9 +81,11 @@ class Unavailable:
     reason: str
 
 
-def find_venue(dispatcher: Dispatcher, kernel: Kernel, device: Device | None = None) -> Venue | Unavailable:
+def find_venue(dispatcher: Dispatcher, kernel: Kernel, device: Where = None) -> Venue | Unavailable:
     """The first device that the kernel's claims cover (or ``device``), else its plugin's execution mode."""
     spaces = dispatcher.registry.spaces
+    if isinstance(device, Emulated):
+        return _emulated(dispatcher, kernel, device.target)
     candidates = dispatcher.registry.devices if device is None else (device,)
     for candidate in candidates:
         covered = any(covers(capability, candidate.target, spaces) for _, capability in kernel.variants)
@@ -92,6 +109,17 @@ def find_venue(dispatcher: Dispatcher, kernel: Kernel, device: Device | None = N
     return Venue(mode.torch_device, targets, None, name, mode.allowance_ulp, mode.max_elements, enter)
 
 
+def _emulated(dispatcher: Dispatcher, kernel: Kernel, target: Target) -> Venue | Unavailable:
+    if not any(covers(claim, target, dispatcher.registry.spaces) for _, claim in kernel.variants):
+        return Unavailable(f"serves {_claimed(kernel) or 'no target'}, not {target}")
+    if missing := _missing(kernel):
+        return Unavailable(missing)
+    emulator = emulator_of(dispatcher, kernel, target)
+    if isinstance(emulator, str):
+        return Unavailable(emulator)
+    return Venue("cpu", (target,), None, MODE, {}, MOST_ELEMENTS, emulator.enter, emulator)
+
+
 def _claimed(kernel: Kernel) -> str:
     """The vendors that a kernel's variants are for, each with all of its archs, each arch once."""
     found: dict[str, list[str]] = {}
@@ -101,8 +129,10 @@ def _claimed(kernel: Kernel) -> str:
     return ", ".join(f"{vendor} {', '.join(dict.fromkeys(archs))}" for vendor, archs in sorted(found.items()))
 
 
-def venue_beside(dispatcher: Dispatcher, kernel: Kernel, device: Device | None = None) -> Venue | None:
+def venue_beside(dispatcher: Dispatcher, kernel: Kernel, device: Where = None) -> Venue | None:
     """The first device here (or ``device``) that torch reaches, where the kernel's claims cover none."""
+    if isinstance(device, Emulated):
+        return None
     candidates = dispatcher.registry.devices if device is None else (device,)
     found = next((c for c in candidates if c.torch_device is not None and not (c.attached and device is None)), None)
     if found is None or found.torch_device is None or dispatcher.readiness.not_installed(kernel):

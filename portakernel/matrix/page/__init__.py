@@ -19,7 +19,9 @@ from portakernel.matrix.proofs import KINDS, Kind, Proof
 from portakernel.matrix.table import Marks, OpSupport
 from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 
-_PROVEN: dict[Kind, str] = {"compiled": "compiled", "native": "native instruction", "ran": "ran"}
+_PROVEN: dict[Kind, str] = {
+    "compiled": "compiled", "native": "native instruction", "emulated": "emulated", "ran": "ran",
+}  # fmt: skip
 _COLUMNS = ("kernel", "vendor", "architectures", "dtypes", "scale formats", "features", "gradient", "proven")
 
 

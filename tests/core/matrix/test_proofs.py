@@ -71,6 +71,20 @@ def test_a_checked_kernel_ran_in_the_dtypes_of_the_cases_that_passed(read):
     assert found == (Proof("p.add", "zeta:new", "ran", "check", ("float32", "bfloat16"), (), "2026-11-22", "", ""),)
 
 
+def test_what_the_emulator_ran_is_emulated_and_no_other_mode_proves_that(read):
+    place = {"device": "zeta:new (emulated)", "mode": "emulated"}
+    found = read(results=[result("bfloat16", **place), result("float16", mode="slow")])
+    by = "emulated", "check --emulate", ("bfloat16",)
+    assert found == (Proof("p.add", "zeta:new", *by, (), "2026-11-22", "", ""),)
+    assert read(results=[result("bfloat16", **place), result("float16", "failed", aspect="purity", **place)]) == ()
+
+
+def test_a_check_on_hardware_leaves_what_was_emulated(read):
+    place = {"device": "zeta:new (emulated)", "mode": "emulated"}
+    emulated, ran = read(results=[result("bfloat16", **place)]), read(results=[result("float32")])
+    assert [proof.kind for proof in merged(emulated, ran)] == ["emulated", "ran"]
+
+
 @pytest.mark.parametrize(
     "bad", [result("float16", "failed"), result("float16", "failed", aspect="purity"), result("float16", mode="slow")]
 )

@@ -16,9 +16,9 @@ from portakernel_kit.cli.check.report import NOT_READY, modes_of, print_result, 
 
 if TYPE_CHECKING:
     from portakernel.deciding.dispatcher import Dispatcher
-    from portakernel.words.target import Device
     from portakernel_kit.conformance.drawn.processes import Drawing
     from portakernel_kit.conformance.result import Result
+    from portakernel_kit.conformance.venue import Where
 
 
 def command(
@@ -26,6 +26,14 @@ def command(
     op: OnlyOp = None,
     kernel: OnlyKernels = None,
     device: FoundDevice = None,
+    emulate: Annotated[
+        str | None,
+        typer.Option(
+            "--emulate",
+            metavar="TARGET",
+            help="In the emulator of AMD's instructions, such as amd:gfx942: Triton and HIP kernels, without a GPU.",
+        ),
+    ] = None,
     seed: Seed = None,
     budget: Annotated[
         str | None,
@@ -85,6 +93,7 @@ def command(
         portakernel check --plugin acme --device cuda:0 --drawn --budget 1h
         portakernel check --plugin acme --coverage
         portakernel check --device cuda:0 --huge
+        portakernel check --plugin triton --op rms_norm --emulate amd:gfx942 --budget 0
     """
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.cli.output import page, print_json
@@ -97,7 +106,13 @@ def command(
         raise ArgumentValueError("check: --huge draws no requests, and --drawn runs nothing else; leave one out")
     now = dispatcher()
     chosen_kernels(now.registry, op, plugin, kernel)  # a name that nothing has is told before torch is loaded
-    where = now.registry.device(device) if device is not None else None
+    where: Where = now.registry.device(device) if device is not None else None
+    if emulate is not None:
+        from portakernel_kit.cli.check.emulated import emulated_kernels
+
+        others = {"--device": device, "--huge": huge, "--coverage": coverage}
+        where, kernel = emulated_kernels(now, emulate, plugin, op, kernel, [name for name, on in others.items() if on])
+        plugin = op = None
     seed = runner.fresh_seed() if seed is None else seed
     within = DEFAULT_BUDGET if budget is None else parse_budget(budget)
     asked: dict[str, Any] = {"plugin": plugin, "op": op, "names": kernel, "device": where}
@@ -157,10 +172,10 @@ def command(
     raise typer.Exit(0 if ran and not any(result.status == "failed" for result in results) else 1)
 
 
-def _name_of_device(now: Dispatcher, asked: Device | None, results: Sequence[Result]) -> str | None:
+def _name_of_device(now: Dispatcher, asked: Where, results: Sequence[Result]) -> str | None:
     """The name of the device that was asked for, or else of the one that all results come from."""
     if asked is not None:
-        return asked.name
+        return getattr(asked, "name", None)
     places = {result.device for result in results if result.device and result.mode is None}
     found = [device for device in now.registry.devices if f"{device.target} ({device.torch_device})" in places]
     return found[0].name if len(places) == len(found) == 1 else None

@@ -14,12 +14,12 @@ from typing import Any
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentValueError
 from portakernel.registry.kernel import Kernel
-from portakernel.words.target import Device
 from portakernel_kit.conformance.drawn.trying import Begun, Covered, Drew, Event, Job
 from portakernel_kit.conformance.observing.isolation import MOST_DEATHS, Asked, Death, run_apart
 from portakernel_kit.conformance.observing.side_by_side import side_by_side
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.unit import drawn_name
+from portakernel_kit.conformance.venue import Emulated, Where
 
 # A kernel may have to be compiled before its first call; what takes longer hangs.
 _PATIENCE_S = 120.0
@@ -59,7 +59,7 @@ class Drawing:
     kernels: Sequence[Kernel]
     seed: int
     budget: Budget
-    device: Device | None = None
+    device: Where = None
     first: int = 0
     workers: int = 1
     turns: Counter[str] = field(default_factory=Counter[str])
@@ -80,7 +80,7 @@ class Drawing:
                 self.pairs[event.kernel] = event.asked, event.possible
             elif isinstance(event, Drew):
                 self.turns[event.begun.kernel] += 1
-                yield from (_repeatable(result, event.request) for result in event.results)
+                yield from (_repeatable(result, event.request, self.device) for result in event.results)
             elif isinstance(event, Result):
                 yield event
 
@@ -113,7 +113,7 @@ class Drawing:
                     elif begun is None:
                         raise RuntimeError(f"no process that runs drawn requests could begin: {event.text}")
                     else:
-                        yield _died(self.dispatcher.registry.kernels[begun.kernel], begun, event)
+                        yield _died(self.dispatcher.registry.kernels[begun.kernel], begun, event, self.device)
                     if begun is not None:
                         deaths[begun.kernel] += 1
                 elif not event.lost:
@@ -122,7 +122,7 @@ class Drawing:
             job = replace(job, asked=tuple(asked for asked in job.asked if asked.kernel not in gone))
 
 
-def _died(kernel: Kernel, begun: Begun, death: Death) -> Result:
+def _died(kernel: Kernel, begun: Begun, death: Death, where: Where) -> Result:
     result = Result(
         kernel.name,
         kernel.op,
@@ -132,11 +132,12 @@ def _died(kernel: Kernel, begun: Begun, death: Death) -> Result:
         death.text,
         traceback=death.written,
     )
-    return _repeatable(result, begun.request)
+    return _repeatable(result, begun.request, where)
 
 
-def _repeatable(result: Result, request: str) -> Result:
+def _repeatable(result: Result, request: str, where: Where) -> Result:
     """The result and, where it failed, what to enter to see it again."""
     if result.status != "failed" or not request:
         return result
-    return replace(result, detail=f"{result.detail}\nagain: portakernel check --one '{request}'")
+    emulated = f" --emulate {where.target}" if isinstance(where, Emulated) else ""
+    return replace(result, detail=f"{result.detail}\nagain: portakernel check{emulated} --one '{request}'")

@@ -24,10 +24,9 @@ from portakernel.host.process_group import ProcessGroup
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import Package, PluginManager
 from portakernel.registry.registry import Registry
-from portakernel.words.target import Device
 from portakernel_kit.conformance.observing.observation import Event, Finished
 from portakernel_kit.conformance.observing.observer import Known, Observer
-from portakernel_kit.conformance.venue import Venue, find_venue, venue_beside
+from portakernel_kit.conformance.venue import Venue, Where, find_venue, venue_beside
 
 # So many requests of one kernel may end their process; its others are then left out: each costs the start of another.
 MOST_DEATHS = 3
@@ -61,10 +60,10 @@ class Asked:
     packages: tuple[Package, ...]
     disabled: frozenset[str]
     kernel: str
-    device: Device | None
+    device: Where
 
     @classmethod
-    def of(cls, dispatcher: Dispatcher, kernel: Kernel, device: Device | None) -> Asked:
+    def of(cls, dispatcher: Dispatcher, kernel: Kernel, device: Where) -> Asked:
         """The kernel as the dispatcher sees it, on ``device`` or wherever it can run."""
         return cls(dispatcher.registry.manager.packages, dispatcher.process.disabled, kernel.name, device)
 

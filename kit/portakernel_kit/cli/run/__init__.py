@@ -1,0 +1,1 @@
+"""``portakernel run``: one call of a kernel in the emulator."""

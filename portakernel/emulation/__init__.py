@@ -1,0 +1,36 @@
+"""AMD's machine code on the CPU, instruction by instruction: what a kernel computes, touches and executes.
+
+``emulate`` (``launch``) loads a code object (``code_object``), decodes its .text once (``encodings``, ``decoder``,
+``program``) into records (``record``) that the engine executes (``engine/``, compiled by ``build``), gives it the
+arguments' memory (``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows
+source lines.
+
+``emulating`` (``session``) runs kernels by their own Python entries: what they launch is compiled for the target
+(``triton_kernels``, ``native_kernels``) and emulated on the tensors' memory.
+
+The engine, one file per family of instructions, each of which registers handlers by the documents' names:
+
+================================  ==============================================================================
+``abi.h``                         what Python and the engine hand each other (mirrored in ``abi``)
+``wave.h``, ``run.cpp``           state of waves and workgroups; scheduling, counters, findings
+``operands.h``, ``.cpp``          fetch and write of vector operands: neg, abs, op_sel, DPP, SDWA, clamp, omod, MODE
+``registry.h``, ``.cpp``          the table of handlers; a new file is named there once
+``scalar*.cpp``, ``control.cpp``  scalar ALU; branches, calls, barriers, waits, MODE
+``vector_*.cpp``                  vector ALU: lists of ``VectorOp`` (name, types, a function of lanes)
+``lanes.cpp``                     between lanes: readlane, permlane, swizzle, ds_permute
+``memory*.cpp``, ``lds*.cpp``     checked memory: regions, LDS, private; loads, stores, atomics
+``matrix*.cpp``                   MFMA and WMMA; their products, and what is assumed of roundings (``matrix.h``)
+``small_float.h``                 floats of 8, 6 and 4 bits, of each architecture's formats
+================================  ==============================================================================
+
+A vector instruction is added as one line of a ``VectorOp`` list: operands arrive as arrays of lanes with modifiers
+applied, and the result is written under EXEC. ``tests/single_instruction.py`` runs one assembled instruction on given
+registers.
+"""
+
+from portakernel.emulation.errors import EmulationError
+from portakernel.emulation.finding import Finding, Kind
+from portakernel.emulation.launch import Run, emulate
+from portakernel.emulation.session import FindingsError, Launched, emulating
+
+__all__ = ["EmulationError", "Finding", "FindingsError", "Kind", "Launched", "Run", "emulate", "emulating"]

@@ -1,0 +1,187 @@
+#include "memory.h"
+
+namespace emu {
+
+const Width LOADS[] = {
+    {"u8", "ubyte", 1, false, false, false},      {"i8", "sbyte", 1, true, false, false},
+    {"u16", "ushort", 2, false, false, false},    {"i16", "sshort", 2, true, false, false},
+    {"b32", "dword", 4, false, false, false},     {"b64", "dwordx2", 8, false, false, false},
+    {"b96", "dwordx3", 12, false, false, false},  {"b128", "dwordx4", 16, false, false, false},
+    {"d16_u8", "ubyte_d16", 1, false, true, false},     {"d16_hi_u8", "ubyte_d16_hi", 1, false, false, true},
+    {"d16_i8", "sbyte_d16", 1, true, true, false},      {"d16_hi_i8", "sbyte_d16_hi", 1, true, false, true},
+    {"d16_b16", "short_d16", 2, false, true, false},    {"d16_hi_b16", "short_d16_hi", 2, false, false, true},
+};
+const int LOAD_COUNT = sizeof(LOADS) / sizeof(*LOADS);
+
+const Width STORES[] = {
+    {"b8", "byte", 1, false, false, false},       {"b16", "short", 2, false, false, false},
+    {"b32", "dword", 4, false, false, false},     {"b64", "dwordx2", 8, false, false, false},
+    {"b96", "dwordx3", 12, false, false, false},  {"b128", "dwordx4", 16, false, false, false},
+    {"d16_hi_b8", "byte_d16_hi", 1, false, false, true}, {"d16_hi_b16", "short_d16_hi", 2, false, false, true},
+};
+const int STORE_COUNT = sizeof(STORES) / sizeof(*STORES);
+
+void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane) {
+  // of what is wider than a dword a dword's alignment is asked
+  uint32_t needed = bytes >= 4 ? 4 : bytes;
+  if (needed > 1 && address & (needed - 1)) wave.worker->report(wave, Kind::misaligned, lane, address, bytes);
+}
+
+void need_known(Wave& wave, uint64_t known, uint64_t lanes) {
+  if (uint64_t missing = lanes & ~known)
+    wave.worker->report(wave, Kind::uninitialised_register, __builtin_ctzll(missing));
+}
+
+namespace {
+
+void check_memory_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const uint8_t* held,
+                           const void* value, uint32_t region) {
+  Workgroup& group = *wave.group;
+  uint8_t me = static_cast<uint8_t>(wave.number);
+  bool told = false;
+  bool same = value && !memcmp(held, value, bytes);
+  for (uint64_t dword = address / 4; dword <= (address + bytes - 1) / 4; ++dword) {
+    uint64_t first = std::max(address, dword * 4), last = std::min(address + bytes, dword * 4 + 4);
+    TouchedMemory::Entry& t = group.memory_touched.at(dword, group.epoch);
+    for (uint64_t byte = first; byte < last; ++byte) {
+      uint8_t &writer = t.write_wave[byte & 3], &reader = t.read_wave[byte & 3];
+      bool other_wrote = writer != NO_WAVE && writer != me;
+      bool other_read = writes && reader != NO_WAVE && (reader != me || t.several_read[byte & 3]);
+      if ((other_wrote || other_read) && !same && !told) {
+        told = true;
+        wave.worker->report(wave, Kind::conflict, lane, address, bytes, writes, region, other_wrote ? writer : reader,
+                            other_wrote ? t.write_record : t.read_record);
+      }
+      if (writes) {
+        writer = me;
+      } else if (reader == NO_WAVE) {
+        reader = me;
+      } else {
+        t.several_read[byte & 3] |= reader != me;
+      }
+    }
+    (writes ? t.write_record : t.read_record) = wave.pc;
+  }
+}
+
+}  // namespace
+
+uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value,
+                   bool atomic) {
+  const Launch& launch = *wave.launch;
+  int64_t nearest = INT64_MAX;
+  uint32_t near = 0xffffffff;
+  for (uint32_t i = 0; i < launch.region_count; ++i) {
+    const Region& r = launch.regions[i];
+    uint64_t into = address - r.base;
+    if (into < r.size && bytes <= r.size - into) {
+      if (writes && !r.writable) {
+        wave.worker->report(wave, Kind::read_only, lane, address, bytes, 0, i);
+        return nullptr;
+      }
+      need_alignment(wave, address, bytes, lane);
+      if (r.written) {
+        if (writes) memset(r.written + into, 1, bytes);
+        else if (memchr(r.written + into, 0, bytes))
+          wave.worker->report(wave, Kind::uninitialised_memory, lane, address, bytes, 0, i);
+      }
+      if (wave.group->checks_conflicts && r.writable && !atomic)
+        check_memory_conflict(wave, address, bytes, writes, lane, r.host + into, value, i);
+      return r.host + into;
+    }
+    int64_t past = static_cast<int64_t>(address + bytes - (r.base + r.size));
+    int64_t distance = address < r.base ? static_cast<int64_t>(address - r.base) : past;
+    if (std::llabs(distance) < std::llabs(nearest)) nearest = distance, near = i;
+  }
+  wave.worker->report(wave, Kind::outside, lane, address, bytes, nearest, near);
+  return nullptr;
+}
+
+uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsigned lane, const void* value,
+                bool atomic) {
+  Workgroup& group = *wave.group;
+  if (offset >= group.lds.size() || bytes > group.lds.size() - offset) {
+    wave.worker->report(wave, Kind::outside_lds, lane, offset, bytes,
+                        static_cast<int64_t>(offset + bytes - group.lds.size()));
+    return nullptr;
+  }
+  need_alignment(wave, offset, bytes, lane);
+  if (writes) memset(&group.lds_written[offset], 1, bytes);
+  else if (memchr(&group.lds_written[offset], 0, bytes))
+    wave.worker->report(wave, Kind::uninitialised_lds, lane, offset, bytes);
+  if (!group.touched.empty() && !atomic) {
+    uint8_t me = static_cast<uint8_t>(wave.number);
+    bool told = value && !memcmp(&group.lds[offset], value, bytes);
+    for (uint32_t b = 0; b < bytes; ++b) {
+      Touch& t = group.touched[offset + b];
+      bool other_wrote = t.write_epoch == group.epoch && t.write_wave != me;
+      bool other_read = writes && t.read_epoch == group.epoch && (t.read_wave != me || t.several_read);
+      if ((other_wrote || other_read) && !told) {
+        told = true;
+        wave.worker->report(wave, Kind::conflict, lane, offset, bytes, writes, 0xffffffff,
+                            other_wrote ? t.write_wave : t.read_wave, other_wrote ? t.write_record : t.read_record);
+      }
+      if (writes) {
+        t.write_epoch = group.epoch, t.write_wave = me, t.write_record = wave.pc;
+      } else if (t.read_epoch != group.epoch) {
+        t.read_epoch = group.epoch, t.read_wave = me, t.read_record = wave.pc, t.several_read = false;
+      } else if (t.read_wave != me) {
+        t.several_read = true;
+      }
+    }
+  }
+  return &group.lds[offset];
+}
+
+uint8_t* scratch_at(Wave& wave, int64_t offset, uint32_t bytes, unsigned lane) {
+  if (offset < 0 || static_cast<uint64_t>(offset) + bytes > wave.scratch_bytes) {
+    wave.worker->report(wave, Kind::outside, lane, static_cast<uint64_t>(offset), bytes,
+                        offset < 0 ? offset : static_cast<int64_t>(offset + bytes) - wave.scratch_bytes);
+    return nullptr;
+  }
+  return wave.scratch + static_cast<uint64_t>(lane) * wave.scratch_bytes + offset;
+}
+
+uint8_t* flat_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value,
+                 bool atomic) {
+  if (address >> 32 == SHARED_APERTURE >> 32) return lds_at(wave, address & 0xffffffff, bytes, writes, lane, value, atomic);
+  if (address >> 32 == PRIVATE_APERTURE >> 32) return scratch_at(wave, address & 0xffffffff, bytes, lane);
+  return global_at(wave, address, bytes, writes, lane, value, atomic);
+}
+
+void load_into(Wave& wave, unsigned code, const Width& width, unsigned lane, const uint8_t* from) {
+  if (width.bytes >= 4) {
+    for (unsigned w = 0; w < words(width); ++w) {
+      uint32_t value = 0;
+      if (from) memcpy(&value, from + 4 * w, 4);
+      wave.vector(code + w).lane[lane] = value;
+    }
+    return;
+  }
+  uint32_t value = 0;
+  if (from) memcpy(&value, from, width.bytes);
+  if (width.sign) value = width.bytes == 1 ? static_cast<int8_t>(value) : static_cast<int16_t>(value);
+  uint32_t& to = wave.vector(code).lane[lane];
+  if (width.low_half) to = (to & 0xffff0000) | (value & 0xffff);
+  else if (width.high_half) to = (to & 0xffff) | value << 16;
+  else to = value;
+}
+
+Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane) {
+  Stored value{};
+  if (width.bytes >= 4) {
+    for (unsigned w = 0; w < words(width); ++w) memcpy(value.bytes + 4 * w, &wave.vector(code + w).lane[lane], 4);
+    return value;
+  }
+  uint32_t half = wave.vector(code).lane[lane] >> (width.high_half ? 16 : 0);
+  memcpy(value.bytes, &half, width.bytes);
+  return value;
+}
+
+uint64_t data_known(Wave& wave, unsigned code, const Width& width) { return lanes_known(wave, code, words(width)); }
+
+void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes) {
+  for (unsigned w = 0; w < words(width); ++w) wave.vector_known(code + w) |= lanes;
+}
+
+}  // namespace emu

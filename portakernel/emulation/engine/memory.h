@@ -1,0 +1,48 @@
+// The checked way to memory: nothing is read or written but the regions, LDS and private memory, byte by byte known.
+#pragma once
+#include "registry.h"
+
+namespace emu {
+
+// A place of `bytes` bytes for one lane; null where there is none (a finding then says why).
+// Where a store writes `value`, it does not conflict with another wave's store of the same.
+uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value = nullptr,
+                   bool atomic = false);
+// In LDS; `writes` marks the bytes as written. Atomic accesses do not conflict with each other.
+uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsigned lane, const void* value = nullptr,
+                bool atomic = false);
+uint8_t* scratch_at(Wave& wave, int64_t offset, uint32_t bytes, unsigned lane);
+// By aperture: LDS, private memory, or the regions.
+uint8_t* flat_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value = nullptr,
+                 bool atomic = false);
+
+void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane);
+// Says so where an address or a value that is stored was never written.
+void need_known(Wave& wave, uint64_t known, uint64_t lanes);
+
+// How a load fills a register from bytes, and a store takes them.
+struct Width {
+  const char* suffix;   // of the RDNA name: "b32", "u8", "d16_hi_u8"
+  const char* cdna;     // of the CDNA name: "dword"; null where none
+  uint8_t bytes;
+  bool sign, low_half, high_half;
+};
+extern const Width LOADS[], STORES[];
+extern const int LOAD_COUNT, STORE_COUNT;
+
+void load_into(Wave& wave, unsigned code, const Width& width, unsigned lane, const uint8_t* from);
+// What a store takes of one lane: up to 16 bytes.
+struct Stored {
+  uint8_t bytes[16];
+};
+Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane);
+inline unsigned words(const Width& width) { return (width.bytes + 3u) / 4; }
+uint64_t data_known(Wave& wave, unsigned code, const Width& width);
+void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes);
+
+template <class F>
+void each_lane(uint64_t lanes, F f) {
+  for (; lanes; lanes &= lanes - 1) f(static_cast<unsigned>(__builtin_ctzll(lanes)));
+}
+
+}  // namespace emu

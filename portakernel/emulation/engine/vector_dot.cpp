@@ -1,0 +1,118 @@
+// Dot products of the parts of registers: v_dot2_f32_f16, v_dot4_i32_iu8 and their like.
+// Floating-point sums are those of double, rounded once; gfx90a takes subnormal numbers as zero and gives none.
+#include "registry.h"
+#include "small_float.h"
+
+namespace emu {
+
+namespace {
+
+#define THREE {Type::raw32, Type::raw32, Type::raw32}
+
+bool flushes(const Wave& w) { return w.launch->major == 9 && w.launch->minor == 0; }
+
+// Half `half` of a source of two: op_sel picks the register's half, neg and neg_hi are those of the low and the high one.
+template <bool BF>
+double half_of(const Alu& s, int i, int l, int half) {
+  bool packed = s.op->flags & PACKED_FORM;
+  unsigned select = packed ? (half ? s.op->op_sel_hi : s.op->op_sel) >> i & 1 : half;
+  uint32_t bits = s.in[i].u32[l] >> 16 * select & 0xffff;
+  if (flushes(*s.wave) && !(bits & (BF ? 0x7f80 : 0x7c00))) bits &= 0x8000;
+  double value = BF ? from_bfloat(bits) : from_half(bits);
+  return packed && (half ? s.op->neg_hi : s.op->neg) >> i & 1 ? -value : value;
+}
+
+double addend(const Alu& s, int l) {
+  float c = s.in[2].f32[l];
+  if (flushes(*s.wave)) c = flush(c);
+  if (!(s.op->flags & PACKED_FORM)) return c;
+  if (s.op->neg_hi >> 2 & 1) c = std::fabs(c);
+  return s.op->neg >> 2 & 1 ? -c : c;
+}
+
+template <bool BF>
+void dot2(Alu& s) {
+  EMU_LANES {
+    double sum = addend(s, l);
+    for (int half = 0; half < 2; ++half) sum += half_of<BF>(s, 0, l, half) * half_of<BF>(s, 1, l, half);
+    float rounded = static_cast<float>(sum);
+    s.out.f32[l] = flushes(*s.wave) ? flush(rounded) : rounded;
+  }
+}
+
+// RDNA's with results of 16 bits: sources 0 and 1 are pairs, source 2 is one half.
+template <bool BF>
+void dot2_half(Alu& s) {
+  EMU_LANES {
+    double sum = BF ? from_bfloat(s.in[2].u32[l]) : from_half(s.in[2].u32[l]);
+    for (int half = 0; half < 2; ++half) {
+      double part[2];
+      for (int i = 0; i < 2; ++i) {
+        uint32_t bits = s.in[i].u32[l] >> 16 * half & 0xffff;
+        part[i] = BF ? from_bfloat(bits) : from_half(bits);
+        if (s.op->abs >> i & 1) part[i] = std::fabs(part[i]);
+        if (s.op->neg >> i & 1) part[i] = -part[i];
+      }
+      sum += part[0] * part[1];
+    }
+    s.out.u32[l] = BF ? to_bfloat(static_cast<float>(sum)) : to_half(sum);
+  }
+}
+
+int64_t part_of(uint32_t word, unsigned at, unsigned bits, bool is_signed) {
+  int64_t part = word >> at & ((1u << bits) - 1);
+  return is_signed && part >> (bits - 1) ? part - (int64_t{1} << bits) : part;
+}
+
+// BITS of each part; NEG: neg says of RDNA's sources whether they are signed, else SIGNED does.
+template <unsigned BITS, bool SIGNED, bool NEG = false>
+void dot_integer(Alu& s) {
+  bool sign_a = NEG ? s.op->neg & 1 : SIGNED, sign_b = NEG ? s.op->neg >> 1 & 1 : SIGNED;
+  EMU_LANES {
+    int64_t sum = SIGNED ? s.in[2].i32[l] : static_cast<int64_t>(s.in[2].u32[l]);
+    for (unsigned at = 0; at < 32; at += BITS)
+      sum += part_of(s.in[0].u32[l], at, BITS, sign_a) * part_of(s.in[1].u32[l], at, BITS, sign_b);
+    if (s.op->clamp) {
+      int64_t low = SIGNED ? INT32_MIN : 0, high = SIGNED ? INT32_MAX : int64_t{UINT32_MAX};
+      sum = std::max(low, std::min(high, sum));
+    }
+    s.out.u32[l] = static_cast<uint32_t>(sum);
+  }
+}
+
+template <bool BF_A, bool BF_B>
+void dot4_small(Alu& s) {
+  const SmallFloat &a = BF_A ? BF8 : FP8, &b = BF_B ? BF8 : FP8;
+  EMU_LANES {
+    double sum = addend(s, l);
+    for (unsigned at = 0; at < 32; at += 8)
+      sum += from_small(a, s.in[0].u32[l] >> at & 255) * from_small(b, s.in[1].u32[l] >> at & 255);
+    s.out.f32[l] = static_cast<float>(sum);
+  }
+}
+
+const VectorOp OPS[] = {
+    {"v_dot2_f32_f16", Type::f32, THREE, dot2<false>}, {"v_dot2_f32_bf16", Type::f32, THREE, dot2<true>},
+    {"v_dot2c_f32_f16", Type::f32, THREE, dot2<false>}, {"v_dot2acc_f32_f16", Type::f32, THREE, dot2<false>},
+    {"v_dot2c_f32_bf16", Type::f32, THREE, dot2<true>},
+    {"v_dot2_f16_f16", Type::f16, {Type::raw32, Type::raw32, Type::f16}, dot2_half<false>},
+    {"v_dot2_bf16_bf16", Type::bf16, {Type::raw32, Type::raw32, Type::bf16}, dot2_half<true>},
+    {"v_dot2_i32_i16", Type::b32, THREE, dot_integer<16, true>}, {"v_dot2_u32_u16", Type::b32, THREE, dot_integer<16, false>},
+    {"v_dot2c_i32_i16", Type::b32, THREE, dot_integer<16, true>},
+    {"v_dot4_i32_i8", Type::b32, THREE, dot_integer<8, true>}, {"v_dot4_u32_u8", Type::b32, THREE, dot_integer<8, false>},
+    {"v_dot4c_i32_i8", Type::b32, THREE, dot_integer<8, true>},
+    {"v_dot4_i32_iu8", Type::b32, THREE, dot_integer<8, true, true>},
+    {"v_dot8_i32_i4", Type::b32, THREE, dot_integer<4, true>}, {"v_dot8_u32_u4", Type::b32, THREE, dot_integer<4, false>},
+    {"v_dot8c_i32_i4", Type::b32, THREE, dot_integer<4, true>},
+    {"v_dot8_i32_iu4", Type::b32, THREE, dot_integer<4, true, true>},
+    {"v_dot4_f32_fp8_fp8", Type::f32, THREE, dot4_small<false, false>},
+    {"v_dot4_f32_fp8_bf8", Type::f32, THREE, dot4_small<false, true>},
+    {"v_dot4_f32_bf8_fp8", Type::f32, THREE, dot4_small<true, false>},
+    {"v_dot4_f32_bf8_bf8", Type::f32, THREE, dot4_small<true, true>},
+};
+
+}  // namespace
+
+void register_vector_dot() { add_vectors(OPS); }
+
+}  // namespace emu

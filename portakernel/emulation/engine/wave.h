@@ -1,0 +1,166 @@
+// The state of waves and workgroups, and what every family of instructions uses of it.
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "abi.h"
+#include "float16.h"
+
+namespace emu {
+
+constexpr int MOST_LANES = 64;
+constexpr uint64_t SHARED_APERTURE = 0xff01ull << 32, PRIVATE_APERTURE = 0xff02ull << 32;
+constexpr uint32_t NO_WAVE = 0xff;
+
+struct alignas(64) Register {
+  uint32_t lane[MOST_LANES];
+};
+
+enum class State : uint8_t { runs, at_barrier, ended };
+
+struct Workgroup;
+struct Worker;
+
+struct Wave {
+  const Launch* launch;
+  Worker* worker;
+  Workgroup* group;
+  uint32_t number, lanes;  // lanes: 32 or 64, those of the hardware
+  uint64_t all;            // a bit for each of them
+  uint32_t sgpr[132];      // by code, VCC, M0 and EXEC included; a pair at the last code stays inside
+  uint64_t sgpr_known[2];  // a bit for each: holds what somebody wrote
+  bool scc = false, scc_known = true;
+  uint32_t mode;
+  uint32_t pc, next;       // indices of instructions
+  State state = State::runs;
+  uint64_t executed = 0;
+  int32_t param = 0;       // of the handler that runs
+  bool indexed = false;    // CDNA: M0 is added to the registers that its bits 12 to 15 name
+  uint32_t signalled = 0;  // split barriers: signals of its own that it has not waited for
+  std::vector<Register> vgpr;       // 0 to 255, then the accumulation registers
+  std::vector<uint64_t> vgpr_known; // a bit for each lane
+  uint8_t* scratch;        // private memory: by lane
+  uint32_t scratch_bytes;  // of one lane
+
+  uint64_t exec() const { return sgpr[EXEC] | (lanes == 64 ? uint64_t{sgpr[EXEC + 1]} << 32 : 0); }
+  uint64_t pair(unsigned code) const { return sgpr[code] | uint64_t{sgpr[code + 1]} << 32; }
+  // A mask of lanes: two registers, or one in waves of 32.
+  uint64_t mask(unsigned code) const { return lanes == 64 ? pair(code) : sgpr[code]; }
+  bool rdna() const { return launch->major >= 11; }
+  bool known(unsigned code) const { return code >= 128 || sgpr_known[code >> 6] >> (code & 63) & 1; }
+  void set_known(unsigned code, bool value) {
+    uint64_t bit = uint64_t{1} << (code & 63);
+    sgpr_known[code >> 6] = value ? sgpr_known[code >> 6] | bit : sgpr_known[code >> 6] & ~bit;
+  }
+  void set(unsigned code, uint32_t value, bool is_known = true) {
+    if (code == NULL_REGISTER || code >= 128) return;
+    sgpr[code] = value;
+    set_known(code, is_known);
+  }
+  void set_pair(unsigned code, uint64_t value, bool is_known = true) {
+    set(code, static_cast<uint32_t>(value), is_known);
+    if (code != NULL_REGISTER) set(code + 1, static_cast<uint32_t>(value >> 32), is_known);
+  }
+  void set_mask(unsigned code, uint64_t value, bool is_known = true) {
+    if (lanes == 64) set_pair(code, value, is_known);
+    else set(code, static_cast<uint32_t>(value), is_known);
+  }
+  // Registers beyond those that there are read as the last one: hostile code stays inside.
+  Register& vector(unsigned code) { return vgpr[std::min<unsigned>(code - VGPR, vgpr.size() - 1)]; }
+  uint64_t& vector_known(unsigned code) { return vgpr_known[std::min<unsigned>(code - VGPR, vgpr_known.size() - 1)]; }
+  bool stops() const { return state == State::ended; }
+
+  // Scalar operands, see operands.cpp.
+  uint32_t scalar(const Op& op, unsigned code) const;
+  uint64_t scalar64(const Op& op, unsigned code) const;
+  bool scalar_known(unsigned code, bool two = false) const {
+    return known(code) && (!two || code >= 127 || known(code + 1));
+  }
+
+  // MODE.
+  uint32_t round32() const { return mode & 3; }
+  uint32_t round16_64() const { return mode >> 2 & 3; }
+  bool keeps_input32() const { return mode >> 4 & 1; }   // subnormal inputs
+  bool keeps_output32() const { return mode >> 5 & 1; }
+  bool keeps_input16_64() const { return mode >> 6 & 1; }
+  bool keeps_output16_64() const { return mode >> 7 & 1; }
+};
+
+// Who touched a byte last, between which barriers.
+struct Touch {
+  uint32_t write_epoch = 0, read_epoch = 0;
+  uint32_t write_record = 0, read_record = 0;
+  uint8_t write_wave = NO_WAVE, read_wave = NO_WAVE;
+  bool several_read = false;
+};
+
+// The dwords of memory that waves of a workgroup touched since the last barrier: what is older counts as free.
+class TouchedMemory {
+ public:
+  struct Entry {
+    uint64_t dword = 0, epoch = 0;
+    uint32_t write_record = 0, read_record = 0;
+    // Of each byte: who wrote it last, who read it first, and whether others read it too.
+    uint8_t write_wave[4] = {NO_WAVE, NO_WAVE, NO_WAVE, NO_WAVE}, read_wave[4] = {NO_WAVE, NO_WAVE, NO_WAVE, NO_WAVE};
+    bool several_read[4] = {};
+  };
+  Entry& at(uint64_t dword, uint64_t epoch) {
+    if (epoch != epoch_) epoch_ = epoch, live_ = 0;
+    if (live_ * 2 >= entries_.size()) grow();
+    Entry& entry = place(dword);
+    if (entry.epoch != epoch) {
+      entry = Entry{};
+      entry.dword = dword, entry.epoch = epoch;
+      ++live_;
+    }
+    return entry;
+  }
+
+ private:
+  Entry& place(uint64_t dword) {
+    size_t i = (dword * 0x9e3779b97f4a7c15ull) >> 20 & (entries_.size() - 1);
+    while (entries_[i].epoch == epoch_ && entries_[i].dword != dword) i = (i + 1) & (entries_.size() - 1);
+    return entries_[i];
+  }
+  void grow() {
+    std::vector<Entry> old(entries_.empty() ? 4096 : entries_.size() * 2);
+    old.swap(entries_);
+    for (Entry& one : old)
+      if (one.epoch == epoch_) place(one.dword) = one;
+  }
+  std::vector<Entry> entries_;
+  uint64_t epoch_ = ~0ull, live_ = 0;
+};
+
+struct Workgroup {
+  uint32_t id[3];
+  uint64_t index;
+  std::vector<uint8_t> lds, lds_written;
+  std::vector<Touch> touched;  // by byte of LDS, where conflicts are looked for
+  TouchedMemory memory_touched;
+  bool checks_conflicts = false;
+  std::vector<Wave> waves;
+  std::vector<uint8_t> scratch;
+  uint32_t epoch = 1;          // counts barriers
+};
+
+// What one thread of the host has: its findings and counters.
+struct Worker {
+  const Launch* launch;
+  std::vector<Finding> findings;
+  std::vector<uint64_t> executed, lanes, conflicts;
+  bool stopped = false;
+  void report(Wave& wave, Kind kind, unsigned lane, uint64_t address = 0, uint32_t bytes = 0, int64_t distance = 0,
+              uint32_t region = 0xffffffff, uint32_t other_wave = NO_WAVE, uint32_t other_record = 0);
+};
+
+// An instruction that the engine has no semantics for, or not with these modifiers: the wave ends there.
+inline void refuse(Wave& wave, Kind kind = Kind::unsupported) {
+  wave.worker->report(wave, kind, 0);
+  wave.worker->stopped = true;
+  wave.state = State::ended;
+}
+
+}  // namespace emu

@@ -1,0 +1,9 @@
+"""What cannot be emulated, said before anything runs."""
+
+from __future__ import annotations
+
+from portakernel.errors import PortakernelError
+
+
+class EmulationError(PortakernelError, ValueError):
+    """A code object or a launch that cannot be emulated: which part of it, what it holds, and what is accepted."""

@@ -1,0 +1,80 @@
+"""What the engine finds wrong with a kernel, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """What was found; the numbers are those of ``engine/abi.h``."""
+
+    OUTSIDE = 1
+    READ_ONLY = 2
+    MISALIGNED = 3
+    UNINITIALISED_LDS = 4
+    UNINITIALISED_REGISTER = 5
+    CONFLICT = 6
+    BUDGET = 7
+    UNKNOWN = 8
+    UNSUPPORTED = 9
+    BAD_JUMP = 10
+    OUTSIDE_LDS = 11
+    UNINITIALISED_MEMORY = 12
+    DEADLOCK = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that an instruction did, the first time it did so; ``count`` says how often.
+
+    ``region`` names the tensor whose memory is nearest; ``distance`` are the bytes by which an access goes past its
+    end, negative before its begin. ``line`` is the kernel's source line where the code object has line tables.
+    """
+
+    kind: Kind
+    instruction: str
+    text: str
+    offset: int
+    wave: int
+    lane: int
+    workgroup: tuple[int, int, int]
+    address: int
+    bytes: int
+    distance: int
+    region: str
+    other_wave: int
+    other_text: str
+    count: int
+    line: str = ""
+
+    def __str__(self) -> str:
+        where = f"workgroup {self.workgroup}, wave {self.wave}, lane {self.lane}"
+        place = f" ({self.line})" if self.line else ""
+        times = f", {self.count} times" if self.count > 1 else ""
+        return f"{self._what()}: {self.text} at {self.offset:#x}{place}; {where}{times}"
+
+    def _what(self) -> str:
+        if self.kind in (Kind.OUTSIDE, Kind.OUTSIDE_LDS):
+            of = "LDS" if self.kind is Kind.OUTSIDE_LDS else self.region or "private memory"
+            if self.distance > 0:
+                return f"an access of {self.bytes} bytes ends {self.distance} bytes past the end of {of}"
+            return f"an access of {self.bytes} bytes begins {-self.distance} bytes before the begin of {of}"
+        if self.kind is Kind.CONFLICT:
+            of = f"{self.region} at {self.address:#x}" if self.region else f"LDS byte {self.address}"
+            return (
+                f"{of} is touched by waves {self.wave} and {self.other_wave} without a barrier between "
+                f"(there: {self.other_text})"
+            )
+        return {
+            Kind.READ_ONLY: f"a store to {self.region}, which is read only",
+            Kind.MISALIGNED: f"an access of {self.bytes} bytes at {self.address:#x} is misaligned",
+            Kind.UNINITIALISED_LDS: f"a load of LDS byte {self.address}, which nobody wrote",
+            Kind.UNINITIALISED_REGISTER: "an address, a stored value or a branch comes from a register nobody wrote",
+            Kind.BUDGET: "the wave has used up its instructions: an endless loop",
+            Kind.UNKNOWN: "no table or handler knows this instruction",
+            Kind.UNSUPPORTED: "the engine does not execute this instruction with these operands",
+            Kind.BAD_JUMP: f"a jump to {self.address:#x}, where no instruction begins",
+            Kind.UNINITIALISED_MEMORY: f"a load of {self.region} that nobody wrote",
+            Kind.DEADLOCK: "the wave waits for a barrier that it did not signal: for ever",
+        }[self.kind]

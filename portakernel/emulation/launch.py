@@ -1,0 +1,235 @@
+"""One launch: arguments laid out as the runtime lays them out, the engine run, its report read."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from portakernel.emulation import abi
+from portakernel.emulation.build import engine
+from portakernel.emulation.code_object import Argument, Kernel, LoadedObject
+from portakernel.emulation.counts import Counts, counted
+from portakernel.emulation.errors import EmulationError
+from portakernel.emulation.finding import Finding, Kind
+from portakernel.emulation.memory import CODE_BASE, KERNARG_BASE, PACKET_BASE, Memory
+from portakernel.emulation.program import Program, describe, program
+
+_MOST_FINDINGS = 256
+_MOST_WORKGROUPS = 1 << 31
+_LINE_BYTES = 64
+_PRIVATE_APERTURE = 0xFF02
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of a launch: findings in the order of workgroups, counts, and how often each instruction ran.
+
+    The tensors hold the results. ``stopped``: the kernel did not run to its end, for a finding that says why.
+    """
+
+    findings: tuple[Finding, ...]
+    counts: Counts
+    stopped: bool
+    executed: dict[str, int] = field(repr=False)
+    present: frozenset[str] = field(repr=False)
+
+    @property
+    def clean(self) -> bool:
+        """Whether the kernel ran to its end and nothing was found."""
+        return not self.findings and not self.stopped
+
+
+def emulate(
+    code_object: bytes,
+    kernel_name: str,
+    grid: Sequence[int],
+    block: Sequence[int],
+    arguments: Sequence[Any],
+    arch: str,
+    *,
+    names: Sequence[str] = (),
+    dynamic_lds: int = 0,
+    budget: int = 100_000_000,
+    threads: int | None = None,
+    check_conflicts: bool = True,
+) -> Run:
+    """Run a kernel of an AMD code object on this CPU, instruction by instruction.
+
+    ``grid`` counts workgroups, ``block`` work items of one; ``arguments`` are the explicit ones in the kernel's order:
+    tensors on the CPU (or numpy arrays) for pointers, None for a null pointer, ints, floats, or ``bytes`` as they lie
+    in memory. ``names`` are theirs in findings, where the code object has none (Triton's). ``dynamic_lds``: bytes of
+    LDS beside those that the kernel declares. ``budget``: instructions of one wave. ``threads``: of the host, all its
+    cores by default; results do not depend on them where workgroups are independent.
+
+    Raises:
+        EmulationError: the code object or the launch cannot be emulated.
+        CannotRun: the engine cannot be compiled here.
+    """
+    made = program(code_object, arch)
+    kernel = made.loaded.kernel(kernel_name)
+    sizes = _three(grid, "grid"), _three(block, "block")
+    lds = _check(made.loaded, kernel, *sizes, dynamic_lds)
+    memory = Memory()
+    kernarg = _kernarg(kernel, arguments, names, *sizes, dynamic_lds, memory)
+    # whole cache lines, as runtimes give: compilers read several dwords at once, and some behind the last argument
+    memory.add_bytes(KERNARG_BASE, kernarg + bytes(-len(kernarg) % _LINE_BYTES), "the kernel's arguments")
+    memory.add_bytes(PACKET_BASE, _packet(kernel, *sizes, lds), "the dispatch packet")
+    for segment in made.loaded.segments:
+        memory.add_bytes(CODE_BASE + segment.address, segment.data, "the code object", writable=segment.writable)
+    launch = _launch(made, kernel, *sizes, lds, bytes(kernarg))
+    launch.budget, launch.check_conflicts = budget, int(check_conflicts)
+    launch.threads = threads if threads is not None else len(os.sched_getaffinity(0))
+    return run(made, launch, memory)
+
+
+def run(made: Program, launch: abi.Launch, memory: Memory) -> Run:
+    """The engine on a launch whose registers are set."""
+    regions = memory.finish()
+    launch.regions, launch.region_count = ctypes.addressof(regions), len(regions)
+    findings = (abi.RawFinding * _MOST_FINDINGS)()
+    launch.findings, launch.finding_capacity = ctypes.addressof(findings), _MOST_FINDINGS
+    arrays = [(abi.U64 * len(made.records))() for _ in range(3)]
+    launch.executed, launch.lanes, launch.conflicts = (ctypes.addressof(one) for one in arrays)
+    if engine().emulate(ctypes.byref(launch)):
+        raise EmulationError("the launch does not fit this machine's memory: emulate fewer threads, or a smaller grid")
+    counters = [list(one) for one in arrays]
+    told = tuple(_finding(made, memory, findings[i]) for i in range(launch.finding_count))
+    executed: dict[str, int] = {}
+    for record, count in zip(made.records, counters[0], strict=True):
+        if count:
+            executed[record.name] = executed.get(record.name, 0) + count
+    counts = counted(made.records, made.handlers, counters[0], counters[1], counters[2])
+    present = frozenset(one.name for one in made.records)
+    return Run(told, counts, bool(launch.stopped), executed, present)
+
+
+def _three(sizes: Sequence[int], name: str) -> tuple[int, int, int]:
+    full = (*sizes, 1, 1, 1)[:3]
+    if not 1 <= len(sizes) <= 3 or any(size < 1 for size in full):
+        raise EmulationError(f"{name} is {tuple(sizes)}: give one to three sizes of at least 1")
+    return full[0], full[1], full[2]
+
+
+def _check(
+    loaded: LoadedObject, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], dynamic_lds: int
+) -> int:
+    """The bytes of LDS of a workgroup."""
+    items = block[0] * block[1] * block[2]
+    if items > min(1024, kernel.most_threads):
+        raise EmulationError(
+            f"a block of {items} work items: {kernel.name} takes at most {min(1024, kernel.most_threads)}"
+        )
+    if grid[0] * grid[1] * grid[2] > _MOST_WORKGROUPS:
+        raise EmulationError(f"a grid of {grid} has more than {_MOST_WORKGROUPS} workgroups")
+    lds = kernel.lds_bytes + dynamic_lds
+    if dynamic_lds < 0 or lds > loaded.arch.lds_bytes:
+        raise EmulationError(
+            f"{kernel.name} with {dynamic_lds} bytes of dynamic LDS takes {lds}; "
+            f"a workgroup of {loaded.arch.name} has {loaded.arch.lds_bytes}"
+        )
+    return lds
+
+
+def _kernarg(
+    kernel: Kernel, arguments: Sequence[Any], called: Sequence[str], grid: tuple[int, int, int],
+    block: tuple[int, int, int], dynamic_lds: int, memory: Memory,
+) -> bytearray:  # fmt: skip
+    explicit = [one for one in kernel.arguments if not one.hidden]
+    if len(arguments) != len(explicit):
+        names = ", ".join(one.name or one.kind for one in explicit)
+        raise EmulationError(f"{kernel.name} takes {len(explicit)} arguments ({names}), not {len(arguments)}")
+    data = bytearray(kernel.kernarg_bytes)
+    for index, (place, value) in enumerate(zip(explicit, arguments, strict=True)):
+        name = called[index] if index < len(called) else place.name or f"argument {index}"
+        data[place.offset : place.offset + place.size] = _value(place, name, value, memory)
+    hidden = {"hidden_grid_dims": 1 + (grid[1] > 1 or grid[2] > 1) + (grid[2] > 1)}
+    for axis, letter in enumerate("xyz"):
+        hidden[f"hidden_block_count_{letter}"] = grid[axis]
+        hidden[f"hidden_group_size_{letter}"] = block[axis]
+    hidden["hidden_dynamic_lds_size"] = dynamic_lds
+    hidden["hidden_private_base"], hidden["hidden_shared_base"] = _PRIVATE_APERTURE, 0xFF01
+    for place in kernel.arguments:
+        if place.hidden:  # offsets and remainders are 0; there is no queue, heap or host to point at
+            value = hidden.get(place.kind, 0)
+            data[place.offset : place.offset + place.size] = value.to_bytes(place.size, "little")
+    return data
+
+
+def _value(place: Argument, name: str, value: Any, memory: Memory) -> bytes:
+    if place.kind in ("global_buffer", "dynamic_shared_pointer"):
+        if isinstance(value, int) or value is None:
+            return (value or 0).to_bytes(place.size, "little")
+        return memory.add_tensor(value, name).to_bytes(place.size, "little")
+    if isinstance(value, bytes | bytearray) and len(value) == place.size:
+        return bytes(value)
+    try:
+        if isinstance(value, bool | int):
+            return int(value).to_bytes(place.size, "little", signed=value < 0)
+        if isinstance(value, float):
+            return struct.pack({2: "<e", 4: "<f", 8: "<d"}[place.size], value)
+    except (OverflowError, KeyError) as error:
+        raise EmulationError(f"{value!r} does not fit argument {name} of {place.size} bytes") from error
+    if place.size == 8:  # a pointer that the metadata calls a value
+        return memory.add_tensor(value, name).to_bytes(8, "little")
+    raise EmulationError(f"argument {name} of {place.size} bytes cannot be a {type(value).__name__}: {value!r}")
+
+
+def _packet(kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], lds: int) -> bytes:
+    items = [count * size for count, size in zip(grid, block, strict=True)]
+    return struct.pack(
+        "<HHHHHHIIIIIQQQQ", 2, 3, *block, 0, *items, kernel.private_bytes, lds, 0, KERNARG_BASE, 0, 0
+    ).ljust(64, b"\0")
+
+
+def _launch(
+    made: Program, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], lds: int, kernarg: bytes
+) -> abi.Launch:
+    launch = abi.Launch()
+    launch.ops, launch.index_at = ctypes.addressof(made.ops), ctypes.addressof(made.index_at)
+    launch.text_base, launch.text_size = CODE_BASE + made.loaded.text_address, len(made.loaded.text)
+    launch.op_count, launch.flow_count = len(made.records), made.flow_count
+    launch.entry = made.entry(kernel)
+    launch.major, launch.minor, launch.stepping = made.loaded.arch.version
+    launch.wave_size = kernel.wave_size
+    launch.grid, launch.block = (abi.U32 * 3)(*grid), (abi.U32 * 3)(*block)
+    launch.lds_bytes, launch.private_bytes = lds, kernel.private_bytes
+    launch.sgprs, launch.vgprs, launch.mode = kernel.sgprs, kernel.vgprs, kernel.mode
+    words = _user_sgprs(kernel, kernarg)
+    launch.user_sgprs, launch.user_sgpr_count = (abi.U32 * 32)(*words), kernel.user_sgpr_count
+    launch.workgroup_id = (abi.U32 * 3)(*kernel.workgroup_ids)
+    launch.workgroup_info, launch.workitem_dimensions = int(kernel.workgroup_info), kernel.workitem_dimensions
+    return launch
+
+
+def _user_sgprs(kernel: Kernel, kernarg: bytes) -> list[int]:
+    words: list[int] = []
+    values = {
+        "dispatch_ptr": PACKET_BASE,
+        "kernarg_segment_ptr": KERNARG_BASE,
+        "private_segment_size": kernel.private_bytes,
+    }
+    for name, size in kernel.user_sgprs:
+        if name == "private_segment_buffer":  # swizzled by lane, which the engine knows by the base
+            words += [0, _PRIVATE_APERTURE, 0xFFFFFFFF, 0]
+            continue
+        value = values.get(name, 0)
+        words += [value & 0xFFFFFFFF, value >> 32][:size]
+    if kernel.preload_words:
+        part = kernarg[kernel.preload_offset :][: 4 * kernel.preload_words].ljust(4 * kernel.preload_words, b"\0")
+        words += struct.unpack(f"<{kernel.preload_words}I", part)
+    return words
+
+
+def _finding(made: Program, memory: Memory, raw: abi.RawFinding) -> Finding:
+    record = made.records[raw.record]
+    known = raw.other_record < len(made.records)
+    return Finding(
+        Kind(raw.kind), record.name, describe(record), record.offset, raw.wave, raw.lane, tuple(raw.workgroup),
+        raw.address, raw.bytes, raw.distance, memory.names[raw.region] if raw.region < len(memory.names) else "",
+        raw.other_wave, describe(made.records[raw.other_record]) if known else "", raw.count,
+        made.lines.at(made.loaded.text_address + record.offset),
+    )  # fmt: skip

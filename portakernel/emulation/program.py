@@ -1,0 +1,99 @@
+"""A code object decoded for the engine: made once for equal bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+from portakernel.emulation import abi
+from portakernel.emulation.build import handler
+from portakernel.emulation.code_object import Kernel, LoadedObject, load
+from portakernel.emulation.decoder import decode
+from portakernel.emulation.errors import EmulationError
+from portakernel.emulation.lines import Lines
+from portakernel.emulation.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Instructions in the order of .text (``flow_count``), then the second halves of dual ones; ``ops`` packed."""
+
+    loaded: LoadedObject
+    records: tuple[Record, ...]
+    handlers: tuple[int, ...]
+    flow_count: int
+    ops: ctypes.Array[ctypes.c_char]
+    index_at: ctypes.Array[ctypes.c_int32]
+    lines: Lines
+
+    def entry(self, kernel: Kernel) -> int:
+        """The index of a kernel's first instruction.
+
+        Raises:
+            EmulationError: none begins there.
+        """
+        offset = kernel.entry - self.loaded.text_address
+        index = self.index_at[offset // 4] if 0 <= offset < len(self.loaded.text) else -1
+        if index < 0:
+            raise EmulationError(f"no instruction begins at {kernel.entry:#x}, the entry of {kernel.name}")
+        return index
+
+    def missing(self, kernel: Kernel) -> tuple[str, ...]:
+        """The instructions between a kernel's entry and its last end of program that the engine has no handler for."""
+        first, names = self.entry(kernel), set()
+        others = {one.entry for one in self.loaded.kernels.values() if one.entry > kernel.entry}
+        for index in range(first, self.flow_count):
+            record = self.records[index]
+            if record.offset + self.loaded.text_address in others or record.name == "s_code_end":
+                break
+            halves = (index, record.pair) if record.pair >= 0 else (index,)
+            names |= {self.records[i].name for i in halves if not self.handlers[i]}
+        return tuple(sorted(names))
+
+
+@functools.lru_cache(maxsize=64)
+def program(data: bytes, arch: str) -> Program:
+    """The program in a code object.
+
+    Raises:
+        EmulationError: it cannot be loaded, or tinygrad is not installed.
+        CannotRun: the engine cannot be compiled.
+    """
+    loaded = load(data, arch)
+    flow, halves = decode(loaded.text, loaded.arch)
+    records = (*flow, *halves)
+    handlers = tuple(0 if one.name == "unknown" else handler(one.name) for one in records)
+    packed = b"".join(one.pack(number) for one, number in zip(records, handlers, strict=True))
+    dwords = max(1, (len(loaded.text) + 3) // 4)
+    index_at = (ctypes.c_int32 * dwords)(*([-1] * dwords))
+    for index, one in enumerate(flow):
+        index_at[one.offset // 4] = index
+    ops = ctypes.create_string_buffer(packed, max(1, len(packed)))
+    return Program(loaded, records, handlers, len(flow), ops, index_at, Lines.read(loaded))
+
+
+def describe(record: Record) -> str:
+    """An instruction in short: its name and operands, or the bytes that no table knows."""
+    if record.name == "unknown":
+        return f"unknown bytes {record.raw.hex()}"
+    operands = [_operand(record, code) for code in (record.dst, record.sdst, *record.src) if code != abi.NO_OPERAND]
+    text = f"{record.name} {', '.join(operands)}".rstrip()
+    return f"{text} offset:{record.imm}" if record.imm else text
+
+
+def _operand(record: Record, code: int) -> str:
+    names = {abi.VCC: "vcc", abi.M0: "m0", abi.EXEC: "exec", abi.NULL: "null"}
+    if code >= abi.AGPR:
+        return f"a{code - abi.AGPR}"
+    if code >= abi.VGPR:
+        return f"v{code - abi.VGPR}"
+    if code == abi.LITERAL:
+        return f"{record.literal:#x}"
+    if code in names:
+        return names[code]
+    if code < 106:
+        return f"s{code}"
+    if code < 124:
+        return f"ttmp{code - 108}"
+    return str(code - 128) if code <= 192 else str(192 - code) if code <= 208 else f"src{code}"

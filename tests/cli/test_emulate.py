@@ -1,0 +1,94 @@
+"""``portakernel check --emulate``, ``run --emulate`` and ``compile --count``."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tinygrad")
+pytest.importorskip("triton")
+import torch
+from cxx import HAS_CXX
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine"),
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset:UserWarning"),
+]
+KNOWN = "amd:gfx90a, amd:gfx942, amd:gfx950, amd:gfx1100, amd:gfx1201"
+NOT_LAUNCHED = "plugin torch launches nothing in Triton or HIP C++ that could be compiled for amd:gfx942"
+
+
+def test_check_runs_cases_in_the_emulator_and_reports_it_as_their_place(run):
+    given = "check --kernel triton.add --emulate amd:gfx942 --budget 0 --workers 1 --seed 3 --json"
+    ran = run(given)
+    assert ran.status == 0, ran.out
+    cases = [row for row in ran.json["results"] if row["aspect"] == "forward"]
+    assert cases
+    assert {(row["status"], row["device"], row["mode"]) for row in cases} == {
+        ("passed", "amd:gfx942 (emulated)", "emulated")
+    }
+
+
+def test_run_prints_numbers_findings_and_counts_of_a_call_out_of_files(run, tmp_path):
+    x, y = torch.arange(40.0), torch.full((40,), 0.5)
+    torch.save(x, tmp_path / "x.pt")
+    torch.save(y, tmp_path / "y.pt")
+    files = ("--input", f"x={tmp_path / 'x.pt'}", "--input", f"y={tmp_path / 'y.pt'}")
+    words = ("run", "add", "--emulate", "amd:gfx942", "--kernel", "triton.add", "--seed", "1")
+    ran = run(*words, *files, "--json")
+    assert ran.status == 0, ran.err
+    (result,) = ran.json["results"]
+    assert (result["dtype"], result["shape"], result["least"], result["most"]) == ("float32", [40], 0.5, 39.5)
+    assert (result["largest_error"], result["disagreeing"], ran.json["findings"]) == (0.0, 0, [])
+    assert ran.json["count"]["launches"] == 1
+    text = run(*words, *files).out
+    assert "triton.add, emulated on amd:gfx942, seed 1" in text
+    assert "executed, counted by the emulator: this is no time, and says nothing of one by itself" in text
+
+
+def test_compile_counts_what_each_phase_executes(run):
+    ran = run("compile --plugin triton --op add --target amd:gfx942 --count --json")
+    assert ran.status == 0, ran.out
+    (counted,) = [one for one in ran.json["counts"] if one["phase"] == "inference"]
+    count = counted["count"]
+    assert count["bytes_loaded"]["total"] == 2 * count["bytes_stored"]["total"] > 0
+    assert count["instructions"]["total"] == sum(count["instructions"]["by_class"].values()) > 0
+    assert counted["error"] == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("check --op add --emulate nvidia:sm_90", f"nvidia:sm_90 is not emulated; these are: {KNOWN}"),
+        ("check --op add --emulate amd:gfx1030", f"amd:gfx1030 is not emulated; these are: {KNOWN}"),
+        (
+            "check --plugin cutlass --op scaled_mm --emulate amd:gfx942",
+            "\n  cutlass.scaled_mm: serves nvidia hopper, not amd:gfx942",
+        ),
+        (
+            "check --kernel torch.add --emulate amd:gfx942",
+            f"none of these kernels can be emulated on amd:gfx942:\n  torch.add: {NOT_LAUNCHED}",
+        ),
+        (
+            "check --op add --emulate amd:gfx942 --huge",
+            "--emulate runs kernels without a device, on small tensors; leave out --huge",
+        ),
+        (
+            "run add --shape x=4",
+            "run: give the hardware that is emulated, as in --emulate amd:gfx942",
+        ),
+        (
+            "run add --emulate amd:gfx942 --shape x=4 --shape y=4 --kernel torch.add",
+            f"run: no kernel can be emulated for this call on amd:gfx942:\n  torch.add: {NOT_LAUNCHED}",
+        ),
+        ("run add --emulate amd:gfx942 --input x", "--input 'x' names no file; write ARG=FILE.npy or ARG=FILE.pt"),
+        ("run add --emulate amd:gfx942 --input z=z.pt", "unknown tensor argument 'z'"),
+        ("run add --emulate amd:gfx942 --input x=x.txt", "--input: x.txt is neither a .npy nor a .pt file"),
+        ("run add --emulate amd:gfx942 --input x=absent.pt", "--input: absent.pt cannot be read: [Errno 2]"),
+        ("compile --plugin triton --op add --target nvidia:sm_90 --count", "nvidia:sm_90 is not emulated"),
+    ],
+)
+def test_bad_input_is_refused_by_name(run, given, message):
+    ran = run(given)
+    assert ran.status == 2
+    assert message in ran.err

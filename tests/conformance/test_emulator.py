@@ -1,0 +1,122 @@
+"""The emulator as a place where the kit runs kernels: an outsider's Triton kernel, right and with planted faults."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tinygrad")
+pytest.importorskip("triton")
+from cxx import HAS_CXX
+
+from portakernel.words.target import Target
+from portakernel_kit.conformance import runner
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.venue import Emulated, Unavailable, Venue, find_venue
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine"),
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset:UserWarning"),
+]
+WHERE = Emulated(Target("amd", "gfx942"))
+MANIFEST = """\
+schema_version: 1
+plugin: acme
+defaults:
+  targets: {amd: [gfx942]}
+  properties: {deterministic: true}
+"""
+KERNELS = """\
+kernels:
+  - op: add
+    entry: HERE.kernels:add
+    dtypes: {x: [float32], y: [x]}
+    limits:
+      x.contiguous: {in: [true]}
+      y.contiguous: {in: [true]}
+"""
+OFFLINE = "offline: HERE.kernels:compiling\n"
+SOURCE = """\
+import torch
+import triton
+import triton.language as tl
+
+from portakernel.authoring.triton import cdiv, compiling, launch
+
+
+@triton.jit
+def _add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n{last}) + tl.load(y + at, mask=at < n), mask=at < n)
+
+
+def add(x, y, *, out=None):
+    made = torch.empty_like(x) if out is None or not out.is_contiguous() else out
+    if {launches} and x.numel():
+        launch(_add, (cdiv(x.numel(), 256), 1), x, y, made, x.numel(), BLOCK=256, num_warps=1)
+    elif x.numel():
+        torch.add(x, y, out=made)
+    return made if out is None or made is out else out.copy_(made)
+"""
+
+
+@pytest.fixture
+def acme(with_acme, tmp_path):
+    """A dispatcher with ``acme.add``, whose module each test has anew."""
+
+    def make(*, last: str = "", launches: str = "True", offline: str = OFFLINE):
+        folder = tmp_path / f"acme_{tmp_path.name}"
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+        (folder / "plugin.yaml").write_text((MANIFEST + offline + KERNELS).replace("HERE", folder.name))
+        (folder / "kernels.py").write_text(SOURCE.format(last=last, launches=launches))
+        return with_acme(folder)
+
+    return make
+
+
+@pytest.fixture
+def checked(acme):
+    """The results of acme's kernel in the op's first cases, and where they are from."""
+
+    def check(**faults: str):
+        now = acme(**faults)
+        kernel = now.registry.kernels["acme.add"]
+        venue = find_venue(now, kernel, WHERE)
+        assert isinstance(venue, Venue)
+        suite = Suite(now, kernel, venue, 7)
+        units = [unit for unit in suite.units() if unit.kind == "case" and suite.would_run(unit)]
+        return [result for unit in units[:4] for result in suite.run(unit)], venue
+
+    return check
+
+
+def test_a_right_kernel_passes_and_its_results_name_the_emulated_target(checked):
+    results, venue = checked()
+    assert [str(result) for result in results if result.status != "passed"] == []
+    assert {(result.device, result.mode) for result in results} == {("amd:gfx942 (emulated)", "emulated")}
+    assert venue.emulator is not None
+    assert venue.emulator.launched >= len({result.case for result in results})
+
+
+def test_one_element_past_the_end_fails_though_every_number_is_right(checked):
+    results, _ = checked(last=" + 1")
+    failed = [result for result in results if (result.aspect, result.status) == ("forward", "failed")]
+    assert failed
+    assert all("past the end of x" in result.detail and "kernels.py:11" in result.detail for result in failed)
+
+
+def test_a_kernel_that_launches_nothing_is_not_taken_for_emulated(checked):
+    results, _ = checked(launches="False")
+    claims = {result.detail for result in results if result.status == "failed"}
+    assert claims == {"the call launched nothing: no machine code was emulated (seed 7)"}
+
+
+def test_what_cannot_be_emulated_says_why(acme):
+    now = acme(offline="")
+    kernel = now.registry.kernels["acme.add"]
+    reason = "plugin acme launches nothing in Triton or HIP C++ that could be compiled for amd:gfx942"
+    assert find_venue(now, kernel, WHERE) == Unavailable(reason)
+    elsewhere = Emulated(Target("amd", "gfx1100"))
+    assert find_venue(now, kernel, elsewhere) == Unavailable("serves amd gfx942, not amd:gfx1100")
+    (result,) = runner.run(now, kernel, find_venue(now, kernel, WHERE), seed=1)
+    assert (result.status, result.detail) == ("skipped", reason)
