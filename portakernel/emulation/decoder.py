@@ -15,6 +15,7 @@ from portakernel.emulation import abi
 from portakernel.emulation.arch import Arch
 from portakernel.emulation.encodings import Encoding, encodings, vopd_names
 from portakernel.emulation.record import Record
+from portakernel.emulation.waits import counted
 
 _ACCUMULATING = ("v_fmac", "v_mac_", "v_pk_fmac", "v_dot2c", "v_dot4c", "v_dot8c", "v_dot2acc", "s_fmac")
 _WITH_CARRY_IN = ("v_cndmask", "v_addc_co", "v_subb_co", "v_subbrev_co", "v_add_co_ci", "v_sub_co_ci", "v_subrev_co_ci")
@@ -60,6 +61,7 @@ def _decode(text: bytes, at: int, arch: Arch, halves: list[Record]) -> Record:
     if at + record.size > len(text):
         return Record("unknown", at, 4, raw=window[:4])
     record.raw = window[: record.size]
+    record.counters, record.result_words = counted(record, arch.table)
     return record
 
 

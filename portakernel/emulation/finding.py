@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from portakernel.emulation.operand_text import register
+
 
 class Kind(IntEnum):
     """What was found; the numbers are those of ``engine/abi.h``."""
@@ -22,6 +24,7 @@ class Kind(IntEnum):
     OUTSIDE_LDS = 11
     UNINITIALISED_MEMORY = 12
     DEADLOCK = 13
+    UNWAITED = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class Finding:
 
     ``region`` names the tensor whose memory is nearest; ``distance`` are the bytes by which an access goes past its
     end, negative before its begin. ``line`` is the kernel's source line where the code object has line tables.
+    ``other_text`` and ``other_offset`` are the other instruction of a conflict, the load that was not waited for, or
+    the instruction that what nobody wrote comes from ("" and -1 where there is none).
     """
 
     kind: Kind
@@ -47,6 +52,7 @@ class Finding:
     other_text: str
     count: int
     line: str = ""
+    other_offset: int = -1
 
     def __str__(self) -> str:
         where = f"workgroup {self.workgroup}, wave {self.wave}, lane {self.lane}"
@@ -65,6 +71,14 @@ class Finding:
             return (
                 f"{of} is touched by waves {self.wave} and {self.other_wave} without a barrier between "
                 f"(there: {self.other_text})"
+            )
+        other = f"{self.other_text} at {self.other_offset:#x}"
+        if self.kind is Kind.UNWAITED:
+            return f"{register(self.address)} is used before a wait for what loads it ({other})"
+        if self.kind is Kind.UNINITIALISED_REGISTER and self.other_text:
+            return (
+                "an address, a stored value or a branch comes from a register that was not written in this lane "
+                f"(what it holds comes from {other})"
             )
         return {
             Kind.READ_ONLY: f"a store to {self.region}, which is read only",

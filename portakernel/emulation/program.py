@@ -6,7 +6,6 @@ import ctypes
 import functools
 from dataclasses import dataclass
 
-from portakernel.emulation import abi
 from portakernel.emulation.build import handler
 from portakernel.emulation.code_object import Kernel, LoadedObject, load
 from portakernel.emulation.decoder import decode
@@ -71,29 +70,3 @@ def program(data: bytes, arch: str) -> Program:
         index_at[one.offset // 4] = index
     ops = ctypes.create_string_buffer(packed, max(1, len(packed)))
     return Program(loaded, records, handlers, len(flow), ops, index_at, Lines.read(loaded))
-
-
-def describe(record: Record) -> str:
-    """An instruction in short: its name and operands, or the bytes that no table knows."""
-    if record.name == "unknown":
-        return f"unknown bytes {record.raw.hex()}"
-    operands = [_operand(record, code) for code in (record.dst, record.sdst, *record.src) if code != abi.NO_OPERAND]
-    text = f"{record.name} {', '.join(operands)}".rstrip()
-    return f"{text} offset:{record.imm}" if record.imm else text
-
-
-def _operand(record: Record, code: int) -> str:
-    names = {abi.VCC: "vcc", abi.M0: "m0", abi.EXEC: "exec", abi.NULL: "null"}
-    if code >= abi.AGPR:
-        return f"a{code - abi.AGPR}"
-    if code >= abi.VGPR:
-        return f"v{code - abi.VGPR}"
-    if code == abi.LITERAL:
-        return f"{record.literal:#x}"
-    if code in names:
-        return names[code]
-    if code < 106:
-        return f"s{code}"
-    if code < 124:
-        return f"ttmp{code - 108}"
-    return str(code - 128) if code <= 192 else str(192 - code) if code <= 208 else f"src{code}"

@@ -122,7 +122,7 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
     alu.mask[source] = code < 128 ? wave.mask(code) : constant64(wave, op, code, Type::b64);
     return wave.scalar_known(code, n == 64) ? wave.all : 0;
   }
-  uint64_t known = lanes_known(wave, code, words_of(type));
+  uint64_t known;
   if (is_half(type) && op.permute != Permute::sdwa) {
     Half half = half_of(wave, op, code, source);
     known = lanes_known(wave, half.code, 1);
@@ -133,6 +133,7 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
     else
       for (int l = 0; l < n; ++l) to.u32[l] &= 0xffff;
   } else {
+    known = lanes_known(wave, code, words_of(type));
     fetch_raw(wave, op, code, type, to);
   }
   if (op.permute == Permute::sdwa && source < 2 && !is_wide(type)) {
@@ -151,7 +152,7 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
       if (op.permute == Permute::dpp16 && (!(op.row_mask >> (l / 16 & 3) & 1) || !(op.bank_mask >> (l / 4 & 3) & 1)))
         alu.active &= ~(1ull << l);
       bool gone = at < 0 || inactive;
-      if (gone && op.permute == Permute::dpp16 && !(op.flags & BOUND_CTRL)) alu.active &= ~(1ull << l);
+      if (gone && op.permute == Permute::dpp16 && !(op.flags & BOUND_CTRL)) alu.active &= ~(1ull << l), alu.left |= 1ull << l;
       if (is_wide(type)) to.u64[l] = gone ? 0 : from.u64[at];
       else to.u32[l] = gone ? 0 : from.u32[at];
       if (gone || known_from >> at & 1) known |= 1ull << l;
@@ -185,6 +186,14 @@ void finish_other(Wave& wave, const Op& op, Type type, Lanes& out, int n) {
   }
 }
 
+void mark_written(Wave& wave, unsigned code, uint64_t lanes, uint64_t known) {
+  // loads into it are in order with others of their counter: issue() looks at the rest
+  if (wave.waits.outstanding && !wave.launch->ops[wave.pc].counters) need_waited(wave, code, 1);
+  uint64_t& mark = wave.vector_known(code);
+  mark = (mark & ~lanes) | (known & lanes);
+  if (lanes & ~known & wave.exec()) wave.origin(code) = wave.inherited_origin();
+}
+
 void write_half(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
   Half half = half_of(wave, op, op.dst, 3);
   Register& to = wave.vector(half.code);
@@ -194,8 +203,7 @@ void write_half(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
     uint32_t value = alu.out.u32[l] & 0xffff, old = to.lane[l];
     to.lane[l] = half.high ? (old & 0xffff) | value << 16 : (zero_high ? 0 : old & 0xffff0000) | value;
   }
-  uint64_t& known = wave.vector_known(half.code);
-  known = (known & ~alu.active) | (alu.known & alu.active);
+  mark_written(wave, half.code, alu.active, alu.known);
 }
 
 void write_sdwa(Wave& wave, const Op& op, Alu& alu) {
@@ -210,8 +218,7 @@ void write_sdwa(Wave& wave, const Op& op, Alu& alu) {
       for (unsigned b = shift + bits; b < 32; ++b) value |= 1u << b;
     to.lane[l] = value;
   }
-  uint64_t& known = wave.vector_known(op.dst);
-  known = (known & ~alu.active) | (alu.known & alu.active);
+  mark_written(wave, op.dst, alu.active, alu.known);
 }
 
 const int HOST_ROUNDING[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
@@ -222,6 +229,7 @@ void compute(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
   alu.n = wave.lanes;
   alu.active = vector.flags & IGNORES_EXEC ? wave.all : wave.exec();
   alu.known = wave.all;
+  alu.left = 0;
   alu.out_mask = 0;
   for (int i = 0; i < 3 && vector.src[i] != Type::none; ++i)
     alu.known &= alu.source_known[i] = fetch(wave, op, vector.src[i], i, alu);
@@ -273,6 +281,15 @@ void write(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
 
 }  // namespace
 
+// Of these registers the first whose value nobody wrote, in lanes that count.
+static void blame(Wave& wave, unsigned code, unsigned words) {
+  for (unsigned w = 0; w < words; ++w)
+    if (wave.exec() & ~wave.vector_known(code + w)) {
+      wave.blamed = code + w;
+      return;
+    }
+}
+
 uint32_t Wave::scalar(const Op& op, unsigned code) const {
   if (code < 128) return code == NULL_REGISTER ? 0 : sgpr[code];
   if (code >= VGPR) return 0;
@@ -288,9 +305,11 @@ uint64_t Wave::scalar64(const Op& op, unsigned code) const {
 
 uint64_t lanes_known(Wave& wave, unsigned code, unsigned words) {
   uint64_t known = wave.all;
-  if (code >= VGPR)
+  if (code >= VGPR) {
+    if (wave.waits.outstanding) need_waited(wave, code, words);
     for (unsigned w = 0; w < words; ++w) known &= wave.vector_known(code + w);
-  else if (code < 128 && code != NULL_REGISTER)
+    if (known != wave.all && wave.exec() & ~known) blame(wave, code, words);
+  } else if (code < 128 && code != NULL_REGISTER)
     for (unsigned w = 0; w < words && code + w < 128; ++w) if (!wave.known(code + w)) return 0;
   return known;
 }
@@ -318,8 +337,7 @@ void fetch_raw(Wave& wave, const Op& op, unsigned code, Type type, Lanes& to) {
 void write_lanes(Wave& wave, unsigned code, const uint32_t* values, uint64_t lanes, uint64_t known) {
   if (code < VGPR) return;
   Register& to = wave.vector(code);
-  uint64_t& mark = wave.vector_known(code);
-  mark = (mark & ~lanes) | (known & lanes);
+  mark_written(wave, code, lanes, known);
   if (lanes == wave.all) {
     memcpy(to.lane, values, sizeof(uint32_t) * wave.lanes);
     return;
@@ -358,6 +376,9 @@ void execute_vector(Wave& wave, const Op& op, const VectorOp& vector) {
   Alu alu;
   compute(wave, op, vector, alu);
   write(wave, op, vector, alu);
+  // a lane that DPP has no source for stays as it was: undefined, where nobody wrote it before
+  if (alu.left & wave.exec() && op.dst >= VGPR && op.dst != NO_OPERAND && alu.left & wave.exec() & ~wave.vector_known(op.dst))
+    wave.origin(op.dst) = wave.pc;
 }
 
 void execute_dual(Wave& wave, const Op& x, const VectorOp& vx, const Op& y, const VectorOp& vy) {
