@@ -8,7 +8,7 @@
 namespace emu {
 
 void Worker::report(Wave& wave, Kind kind, unsigned lane, uint64_t address, uint32_t bytes, int64_t distance,
-                    uint32_t region, uint32_t other_wave, uint32_t other_record) {
+                    uint32_t region, uint32_t other_wave, uint32_t other_record, uint32_t other_group) {
   for (Finding& one : findings)
     if (one.kind == static_cast<uint32_t>(kind) && one.record == wave.pc) {
       ++one.count;
@@ -16,7 +16,9 @@ void Worker::report(Wave& wave, Kind kind, unsigned lane, uint64_t address, uint
     }
   const Workgroup& group = *wave.group;
   findings.push_back({static_cast<uint32_t>(kind), wave.pc, wave.number, lane, {group.id[0], group.id[1], group.id[2]},
-                      bytes, address, distance, region, other_wave, other_record, 1});
+                      bytes, address, distance, region, other_wave, other_record, 1,
+                      {other_group % launch->grid[0], other_group / launch->grid[0] % launch->grid[1],
+                       other_group / launch->grid[0] / launch->grid[1]}, 0});
 }
 
 namespace {
@@ -169,6 +171,8 @@ void work(Worker& worker, std::atomic<uint64_t>& next, uint64_t count, std::atom
   worker.executed.assign(launch.op_count, 0);
   worker.lanes.assign(launch.op_count, 0);
   worker.conflicts.assign(launch.op_count, 0);
+  worker.moved.assign(launch.op_count, 0);
+  worker.lds_moved.assign(launch.op_count, 0);
   Workgroup group;
   group.lds.resize(launch.lds_bytes);
   group.lds_written.resize(launch.lds_bytes);
@@ -209,6 +213,8 @@ void gather(Launch& launch, const std::vector<Worker>& workers) {
       launch.executed[i] += worker.executed[i];
       launch.lanes[i] += worker.lanes[i];
       launch.conflicts[i] += worker.conflicts[i];
+      launch.moved[i] += worker.moved[i];
+      launch.lds_moved[i] += worker.lds_moved[i];
     }
     launch.stopped |= worker.stopped;
     for (const Finding& one : worker.findings) {
@@ -238,8 +244,9 @@ __attribute__((visibility("default"))) int emulate(emu::Launch* launch) {
   try {
     uint64_t count = uint64_t{launch->grid[0]} * launch->grid[1] * launch->grid[2];
     uint64_t threads = std::max<uint64_t>(1, std::min<uint64_t>(launch->threads, count));
+    emu::GroupTouches groups(*launch);
     std::vector<emu::Worker> workers(threads);
-    for (emu::Worker& worker : workers) worker.launch = launch;
+    for (emu::Worker& worker : workers) worker.launch = launch, worker.groups = &groups;
     std::atomic<uint64_t> next{0};
     std::atomic<bool> stopped{false}, failed{false};
     auto one = [&](emu::Worker& worker) {
@@ -251,6 +258,8 @@ __attribute__((visibility("default"))) int emulate(emu::Launch* launch) {
         worker.executed.resize(launch->op_count);
         worker.lanes.resize(launch->op_count);
         worker.conflicts.resize(launch->op_count);
+        worker.moved.resize(launch->op_count);
+        worker.lds_moved.resize(launch->op_count);
       }
     };
     std::vector<std::thread> others;

@@ -7,6 +7,7 @@
 
 #include "abi.h"
 #include "float16.h"
+#include "group_touches.h"
 
 namespace emu {
 
@@ -150,10 +151,11 @@ struct Workgroup {
 struct Worker {
   const Launch* launch;
   std::vector<Finding> findings;
-  std::vector<uint64_t> executed, lanes, conflicts;
+  GroupTouches* groups;
+  std::vector<uint64_t> executed, lanes, conflicts, moved, lds_moved;
   bool stopped = false;
   void report(Wave& wave, Kind kind, unsigned lane, uint64_t address = 0, uint32_t bytes = 0, int64_t distance = 0,
-              uint32_t region = 0xffffffff, uint32_t other_wave = NO_WAVE, uint32_t other_record = 0);
+              uint32_t region = 0xffffffff, uint32_t other_wave = NO_WAVE, uint32_t other_record = 0, uint32_t other_group = 0);
 };
 
 // An instruction that the engine has no semantics for, or not with these modifiers: the wave ends there.
