@@ -1,10 +1,8 @@
 """Mutants of the engine: one handler wrong at a time, and whether the comparison with the reference notices.
 
-``python tests/emulation/mutants.py`` makes five mutants of each handler (sources exchanged, the last bit turned, the
-first one lost, lanes disturbed, one left out; for handlers that are no functions of lanes: sources exchanged, an offset
-too large, the next destination, a source in the place of another, a bit of the result and SCC turned), runs cases of
-its instruction on each, and prints how many mutants were noticed, how many handlers have a noticed one, and which have
-none. ``--cases``: of an instruction; ``--sample``: handlers drawn instead of all; ``--arch``: on these only.
+Each handler has five mutants: sources exchanged, the last bit turned, the first one lost, lanes disturbed, one left
+out; for handlers that are no functions of lanes: sources exchanged, an offset too large, the next destination, a source
+in the place of another, a bit of the result and SCC turned.
 
 Exchanged sources of a sum change nothing: a mutant that leaves what the sound engine leaves in these cases and in up to
 ten more, which are run on the engine alone, counts as ``equal``; one that differs there and was not noticed is missed.
@@ -12,10 +10,8 @@ ten more, which are run on the engine alone, counts as ``equal``; one that diffe
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import random
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,11 +25,10 @@ from isa_reference.documents import TABLES, Instruction, instructions, pseudocod
 from isa_reference.execute import execute
 from isa_reference.state import State
 from isa_reference.syntax import NotPseudocodeError
-
 from portakernel.emulation import build
 
 _MORE = 10
-_ARCHS = ("gfx942", "gfx1201", "gfx1100", "gfx950", "gfx90a")
+ARCHS = ("gfx942", "gfx1201", "gfx1100", "gfx950", "gfx90a")
 
 
 def mutable_engine() -> ctypes.CDLL:
@@ -161,30 +156,3 @@ def _mutate(
             tally.missed.append(f"{name} {kind}")
         else:
             tally.equal += 1
-
-
-def main() -> int:
-    """The command; its status is 1 where a mutant that changes results is not noticed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=3)
-    parser.add_argument("--sample", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--arch", action="append", choices=_ARCHS)
-    given = parser.parse_args()
-    names = list(build.known_instructions())
-    if given.sample:
-        names = random.Random(given.seed).sample(names, given.sample)
-    tally = run(given.arch or _ARCHS, names, given.cases)
-    print(
-        f"{len(tally.handlers)} handlers of {len(names)} have cases; {len(tally.caught)} have a mutant that is noticed"
-    )
-    print(f"{tally.noticed} mutants noticed, {len(tally.missed)} not ({tally.rate:.1%}); {tally.equal} change nothing")
-    print("without a noticed mutant:", ", ".join(sorted(tally.handlers - tally.caught)) or "none")
-    print("without cases:", ", ".join(sorted(set(names) - tally.handlers)) or "none")
-    for one in tally.missed:
-        print("  missed:", one)
-    return int(bool(tally.missed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
