@@ -13,7 +13,8 @@ The engine, one file per family of instructions, each of which registers handler
 ================================  ==============================================================================
 ``abi.h``                         what Python and the engine hand each other (mirrored in ``abi``)
 ``wave.h``, ``run.cpp``           state of waves and workgroups; scheduling, counters, findings
-``operands.h``, ``.cpp``          fetch and write of vector operands: neg, abs, op_sel, DPP, SDWA, clamp, omod, MODE
+``operands.h``                    operands of vector instructions, as arrays of lanes
+``sources.cpp``, ``results.cpp``  their fetch: constants, neg, abs, op_sel, DPP, SDWA; their write: clamp, omod, MODE
 ``registry.h``, ``.cpp``          the table of handlers; a new file is named there once
 ``scalar*.cpp``, ``control.cpp``  scalar ALU; branches, calls, barriers, waits, MODE
 ``vector_*.cpp``                  vector ALU: lists of ``VectorOp`` (name, types, a function of lanes)
