@@ -1,9 +1,10 @@
 """AMD's machine code on the CPU, instruction by instruction: what a kernel computes, touches and executes.
 
-``emulate`` (``launch``) loads a code object (``code_object``), decodes its .text once (``encodings``, ``decoder``,
-``program``) into records (``record``) that the engine executes (``engine/``, compiled by ``build``), gives it the
-arguments' memory (``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows
-source lines.
+``emulate`` (``launch``) loads a code object (``code_object``), decodes its .text once (``decoder``, ``program``) into
+records (``record``) that the engine executes (``engine/``, compiled by ``build``), gives it the arguments' memory
+(``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows source lines. Of an
+instruction ``encodings`` knows name and fields, ``word`` reads them, and ``alu_formats`` and ``memory_formats`` know
+which operands they name.
 
 ``emulating`` (``session``) runs kernels by their own Python entries: what they launch is compiled for the target
 (``triton_kernels``, ``native_kernels``) and emulated on the tensors' memory.

@@ -25,8 +25,9 @@ from isa_reference.state import EXEC, M0, VCC, Case, Operand, State
 from portakernel.emulation import abi
 from portakernel.emulation.arch import ARCHS
 from portakernel.emulation.build import engine, handler
-from portakernel.emulation.decoder import Record, decode
+from portakernel.emulation.decoder import decode
 from portakernel.emulation.memory import CODE_BASE
+from portakernel.emulation.record import Record
 from portakernel.native.elf import Elf
 
 BASE = 0x10_0000_0000
