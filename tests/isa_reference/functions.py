@@ -55,11 +55,15 @@ def _mantissa(e: Evaluator, v: Value) -> Value:
     return _like(v, floats.rounded((sign, m, -m.bit_length()), v.form))
 
 
+# From any number of any format so many powers of two lead to zero or infinity.
+_FAR = 1 << 13
+
+
 def _ldexp(e: Evaluator, v: Value, by: Value) -> Value:
     if floats.is_nan(v.bits, v.form) or floats.is_infinite(v.bits, v.form) or v.bits & ~v.form.sign == 0:
         return v
     sign, m, at = floats.exact(v.bits, v.form)
-    by_value = signed(by.bits, by.width)
+    by_value = max(-_FAR, min(_FAR, signed(by.bits, by.width)))
     return _like(v, e.modes.given(floats.rounded((sign, m, at + by_value), v.form, e.rounding(v.form)), v.form))
 
 
