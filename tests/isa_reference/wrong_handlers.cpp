@@ -22,14 +22,19 @@ void wrong_vector(Alu& s) {
   }
 }
 
+// Whether an operand may stand in the place of another as far as the decoder goes: both vector registers, or neither.
+bool exchangeable(unsigned a, unsigned b) {
+  return a != NO_OPERAND && b != NO_OPERAND && (a >= VGPR) == (b >= VGPR);
+}
+
 // All other handlers read an instruction and change the wave.
 void wrong_run(Wave& w, const Op& op) {
   Op other = op;
   switch (kind) {
-    case 0: std::swap(other.src[0], other.src[1]); break;
+    case 0: if (exchangeable(op.src[0], op.src[1])) std::swap(other.src[0], other.src[1]); break;
     case 1: other.imm += 4; break;
-    case 2: if (other.dst != NO_OPERAND) other.dst += 1; break;
-    case 3: other.src[2] = other.src[0]; break;
+    case 2: if (exchangeable(op.dst, op.dst + 1) && op.dst != EXEC + 1) other.dst += 1; break;
+    case 3: if (exchangeable(op.src[0], op.src[2])) other.src[2] = other.src[0]; break;
     case 4: break;
   }
   run(w, kind == 4 ? op : other);
