@@ -73,7 +73,7 @@ struct Wave {
   uint64_t& vector_known(unsigned code) { return vgpr_known[std::min<unsigned>(code - VGPR, vgpr_known.size() - 1)]; }
   bool stops() const { return state == State::ended; }
 
-  // Scalar operands, see operands.cpp.
+  // Scalar operands, see sources.cpp.
   uint32_t scalar(const Op& op, unsigned code) const;
   uint64_t scalar64(const Op& op, unsigned code) const;
   bool scalar_known(unsigned code, bool two = false) const {
