@@ -26,6 +26,7 @@ class Kind(IntEnum):
     OUTSIDE_LDS = 11
     UNINITIALISED_MEMORY = 12
     DEADLOCK = 13
+    GROUP_CONFLICT = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Finding:
     region: str
     other_wave: int
     other_text: str
+    other_workgroup: tuple[int, int, int]
     count: int
     line: str = ""
 
@@ -75,6 +77,9 @@ class Finding:
                 "an address, a stored value or a branch comes from a register nobody wrote, or from a load that "
                 f"conflicts with a store of wave {self.other_wave} ({self.other_text})"
             )
+        if self.kind is Kind.GROUP_CONFLICT:
+            of = f"{self.region} at {self.address:#x}"
+            return f"{of} is touched by another workgroup too, {self.other_workgroup}, and nothing orders them"
         return {
             Kind.READ_ONLY: f"a store to {self.region}, which is read only",
             Kind.MISALIGNED: f"an access of {self.bytes} bytes at {self.address:#x} is misaligned",

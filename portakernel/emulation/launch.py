@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import struct
 from collections.abc import Sequence
@@ -82,6 +83,7 @@ def emulate(
         memory.add_bytes(CODE_BASE + segment.address, segment.data, "the code object", writable=segment.writable)
     launch = _launch(made, kernel, *sizes, lds, bytes(kernarg))
     launch.budget, launch.check_conflicts = budget, int(check_conflicts)
+    launch.check_groups = int(check_conflicts and math.prod(sizes[0]) > 1 and not made.orders_workgroups)
     launch.threads = threads if threads is not None else len(os.sched_getaffinity(0))
     return run(made, launch, memory)
 
@@ -92,8 +94,8 @@ def run(made: Program, launch: abi.Launch, memory: Memory) -> Run:
     launch.regions, launch.region_count = ctypes.addressof(regions), len(regions)
     findings = (abi.RawFinding * _MOST_FINDINGS)()
     launch.findings, launch.finding_capacity = ctypes.addressof(findings), _MOST_FINDINGS
-    arrays = [(abi.U64 * len(made.records))() for _ in range(3)]
-    launch.executed, launch.lanes, launch.conflicts = (ctypes.addressof(one) for one in arrays)
+    arrays = [(abi.U64 * len(made.records))() for _ in range(5)]
+    launch.executed, launch.lanes, launch.conflicts, launch.moved, launch.lds_moved = map(ctypes.addressof, arrays)
     if engine().emulate(ctypes.byref(launch)):
         raise EmulationError("the launch does not fit this machine's memory: emulate fewer threads, or a smaller grid")
     counters = [list(one) for one in arrays]
@@ -102,7 +104,7 @@ def run(made: Program, launch: abi.Launch, memory: Memory) -> Run:
     for record, count in zip(made.records, counters[0], strict=True):
         if count:
             executed[record.name] = executed.get(record.name, 0) + count
-    counts = counted(made.records, made.handlers, counters[0], counters[1], counters[2])
+    counts = counted(made.records, made.handlers, *counters)
     present = frozenset(one.name for one in made.records)
     return Run(told, counts, bool(launch.stopped), executed, present)
 
@@ -230,6 +232,7 @@ def _finding(made: Program, memory: Memory, raw: abi.RawFinding) -> Finding:
     return Finding(
         Kind(raw.kind), record.name, describe(record), record.offset, raw.wave, raw.lane, tuple(raw.workgroup),
         raw.address, raw.bytes, raw.distance, memory.names[raw.region] if raw.region < len(memory.names) else "",
-        raw.other_wave, describe(made.records[raw.other_record]) if known else "", raw.count,
+        raw.other_wave, describe(made.records[raw.other_record]) if known else "",
+        tuple(raw.other_workgroup), raw.count,
         made.lines.at(made.loaded.text_address + record.offset),
     )  # fmt: skip

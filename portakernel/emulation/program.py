@@ -39,6 +39,11 @@ class Program:
             raise EmulationError(f"no instruction begins at {kernel.entry:#x}, the entry of {kernel.name}")
         return index
 
+    @property
+    def orders_workgroups(self) -> bool:
+        """Whether there are atomics in memory, by which workgroups may wait for what others wrote."""
+        return any("_atomic_" in one.name and not one.name.startswith("ds_") for one in self.records)
+
     def missing(self, kernel: Kernel) -> tuple[str, ...]:
         """The instructions between a kernel's entry and its last end of program that the engine has no handler for."""
         first, names = self.entry(kernel), set()

@@ -1,3 +1,5 @@
+#include <thread>
+
 #include "memory.h"
 
 namespace emu {
@@ -34,6 +36,8 @@ void need_known(Wave& wave, uint64_t known, uint64_t lanes) {
 
 namespace {
 
+constexpr unsigned MOST_TURNS = 1000;
+
 void check_memory_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const uint8_t* held,
                            const void* value, uint32_t region) {
   Workgroup& group = *wave.group;
@@ -68,6 +72,18 @@ void check_memory_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool wr
   }
 }
 
+// Another workgroup's store of the same value is none: that one may be about to store it on another thread of the host.
+void check_group_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const uint8_t* held,
+                          const void* value, uint32_t region, uint64_t into) {
+  uint32_t other = wave.worker->groups->touch(region, into, bytes, writes, static_cast<uint32_t>(wave.group->index));
+  if (other == GroupTouches::NONE) return;
+  for (unsigned turn = wave.launch->threads > 1 ? MOST_TURNS : 1; value && turn; --turn) {
+    if (!memcmp(held, value, bytes)) return;
+    if (turn > 1) std::this_thread::yield();
+  }
+  wave.worker->report(wave, Kind::group_conflict, lane, address, bytes, writes, region, NO_WAVE, 0, other);
+}
+
 }  // namespace
 
 uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value,
@@ -91,6 +107,9 @@ uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, un
       }
       if (wave.group->checks_conflicts && r.writable && !atomic)
         check_memory_conflict(wave, address, bytes, writes, lane, r.host + into, value, i);
+      if (launch.check_groups && r.writable && !atomic)
+        check_group_conflict(wave, address, bytes, writes, lane, r.host + into, value, i, into);
+      wave.worker->moved[wave.pc] += bytes;
       return r.host + into;
     }
     int64_t past = static_cast<int64_t>(address + bytes - (r.base + r.size));
@@ -110,6 +129,7 @@ uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsign
     return nullptr;
   }
   need_alignment(wave, offset, bytes, lane);
+  wave.worker->lds_moved[wave.pc] += bytes;
   if (writes) memset(&group.lds_written[offset], 1, bytes);
   else if (memchr(&group.lds_written[offset], 0, bytes))
     wave.worker->report(wave, Kind::uninitialised_lds, lane, offset, bytes);
@@ -143,6 +163,7 @@ uint8_t* scratch_at(Wave& wave, int64_t offset, uint32_t bytes, unsigned lane) {
                         offset < 0 ? offset : static_cast<int64_t>(offset + bytes) - wave.scratch_bytes);
     return nullptr;
   }
+  wave.worker->moved[wave.pc] += bytes;
   return wave.scratch + static_cast<uint64_t>(lane) * wave.scratch_bytes + offset;
 }
 

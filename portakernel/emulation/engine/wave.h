@@ -7,6 +7,7 @@
 
 #include "abi.h"
 #include "float16.h"
+#include "group_touches.h"
 
 namespace emu {
 
@@ -152,15 +153,16 @@ struct Workgroup {
 struct Worker {
   const Launch* launch;
   std::vector<Finding> findings;
-  std::vector<uint64_t> executed, lanes, conflicts;
+  GroupTouches* groups;
+  std::vector<uint64_t> executed, lanes, conflicts, moved, lds_moved;
   bool stopped = false;
   void report(Wave& wave, Kind kind, unsigned lane, uint64_t address = 0, uint32_t bytes = 0, int64_t distance = 0,
-              uint32_t region = 0xffffffff, uint32_t other_wave = NO_WAVE, uint32_t other_record = 0);
+              uint32_t region = 0xffffffff, uint32_t other_wave = NO_WAVE, uint32_t other_record = 0, uint32_t other_group = 0);
   void report_races(Wave& wave);  // all that the wave has noted
 };
 
 Finding finding_of(const Wave& wave, Kind kind, unsigned lane, uint64_t address, uint32_t bytes, int64_t distance,
-                   uint32_t region, uint32_t other_wave, uint32_t other_record);
+                   uint32_t region, uint32_t other_wave, uint32_t other_record, uint32_t other_group = 0);
 // Adds one, or counts it where there is one of its kind and instruction.
 void note(std::vector<Finding>& findings, const Finding& one);
 
