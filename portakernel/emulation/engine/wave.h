@@ -52,7 +52,7 @@ struct Wave {
   // A mask of lanes: two registers, or one in waves of 32.
   uint64_t mask(unsigned code) const { return lanes == 64 ? pair(code) : sgpr[code]; }
   bool rdna() const { return launch->major >= 11; }
-  bool known(unsigned code) const { return code >= 128 || sgpr_known[code >> 6] >> (code & 63) & 1; }
+  bool known(unsigned code) const { return code >= 128 || code == NULL_REGISTER || sgpr_known[code >> 6] >> (code & 63) & 1; }
   void set_known(unsigned code, bool value) {
     uint64_t bit = uint64_t{1} << (code & 63);
     sgpr_known[code >> 6] = value ? sgpr_known[code >> 6] | bit : sgpr_known[code >> 6] & ~bit;
