@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 
+# The other wave of a finding that has none, as in ``engine/wave.h``.
+NO_WAVE = 0xFF
+
+
 class Kind(IntEnum):
     """What was found; the numbers are those of ``engine/abi.h``."""
 
@@ -67,6 +71,11 @@ class Finding:
             return (
                 f"{of} is touched by waves {self.wave} and {self.other_wave} without a barrier between "
                 f"(there: {self.other_text})"
+            )
+        if self.kind is Kind.UNINITIALISED_REGISTER and self.other_wave != NO_WAVE:
+            return (
+                "an address, a stored value or a branch comes from a register nobody wrote, or from a load that "
+                f"conflicts with a store of wave {self.other_wave} ({self.other_text})"
             )
         if self.kind is Kind.GROUP_CONFLICT:
             of = f"{self.region} at {self.address:#x}"

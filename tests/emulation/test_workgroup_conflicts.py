@@ -12,7 +12,10 @@ from emulated_kernels import ARCHS, compiled, wave_size
 
 from portakernel.emulation import Kind, Run, emulate
 
-pytestmark = pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine")
+pytestmark = [
+    pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine"),
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset:UserWarning"),
+]
 BLOCK = 256
 
 

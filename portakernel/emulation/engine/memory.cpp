@@ -44,6 +44,11 @@ void check_memory_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool wr
   uint8_t me = static_cast<uint8_t>(wave.number);
   bool told = false;
   bool same = value && !memcmp(held, value, bytes);
+  auto tell = [&](uint32_t other_wave, uint32_t other_record) {
+    if (writes) return wave.worker->report(wave, Kind::conflict, lane, address, bytes, 1, region, other_wave, other_record);
+    wave.raced |= 1ull << lane;
+    note(wave.races, finding_of(wave, Kind::conflict, lane, address, bytes, 0, region, other_wave, other_record));
+  };
   for (uint64_t dword = address / 4; dword <= (address + bytes - 1) / 4; ++dword) {
     uint64_t first = std::max(address, dword * 4), last = std::min(address + bytes, dword * 4 + 4);
     TouchedMemory::Entry& t = group.memory_touched.at(dword, group.epoch);
@@ -53,8 +58,7 @@ void check_memory_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool wr
       bool other_read = writes && reader != NO_WAVE && (reader != me || t.several_read[byte & 3]);
       if ((other_wrote || other_read) && !same && !told) {
         told = true;
-        wave.worker->report(wave, Kind::conflict, lane, address, bytes, writes, region, other_wrote ? writer : reader,
-                            other_wrote ? t.write_record : t.read_record);
+        tell(other_wrote ? writer : reader, other_wrote ? t.write_record : t.read_record);
       }
       if (writes) {
         writer = me;
@@ -202,7 +206,16 @@ Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane) {
 uint64_t data_known(Wave& wave, unsigned code, const Width& width) { return lanes_known(wave, code, words(width)); }
 
 void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes) {
-  for (unsigned w = 0; w < words(width); ++w) wave.vector_known(code + w) |= lanes;
+  for (unsigned w = 0; w < words(width); ++w) {
+    uint64_t& known = wave.vector_known(code + w);
+    known = (known | lanes) & ~wave.raced;
+  }
+  wave.raced = 0;
+}
+
+void report_races(Wave& wave) {
+  if (wave.raced) wave.worker->report_races(wave);
+  wave.raced = 0;
 }
 
 }  // namespace emu
