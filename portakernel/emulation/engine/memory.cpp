@@ -31,7 +31,7 @@ void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane)
 
 void need_known(Wave& wave, uint64_t known, uint64_t lanes) {
   if (uint64_t missing = lanes & ~known)
-    wave.worker->report(wave, Kind::uninitialised_register, __builtin_ctzll(missing));
+    wave.worker->report_unwritten(wave, __builtin_ctzll(missing));
 }
 
 namespace {

@@ -21,6 +21,7 @@ const Table& table() {
     register_scalar();
     register_scalar_float();
     register_control();
+    register_waits();
     register_scalar_memory();
     register_vector_float();
     register_vector_integer();

@@ -33,6 +33,7 @@ int find(const char* name);
 void register_scalar();
 void register_scalar_float();
 void register_control();
+void register_waits();
 void register_scalar_memory();
 void register_vector_float();
 void register_vector_integer();
