@@ -46,8 +46,10 @@ def instructions(table: str) -> tuple[Instruction, ...]:
 
 @functools.cache
 def pseudocode(table: str) -> dict[str, str]:
-    """By name, for pseudocode that calls other instructions."""
-    return {one.name: one.pseudocode for one in instructions(table)}
+    """By name, for pseudocode that calls other instructions: CDNA's calls some that RDNA 4 alone has."""
+    borrowed = ("v_minimum_f32", "v_maximum_f32", "v_minimum3_f16", "v_maximum3_f16", "v_minimum_f16", "v_maximum_f16")
+    made = {one.name: one.pseudocode for one in instructions("rdna4") if one.name in borrowed}
+    return made | {one.name: one.pseudocode for one in instructions(table)}
 
 
 def plain_name(name: str) -> str:

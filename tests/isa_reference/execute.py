@@ -18,7 +18,7 @@ UNITS_FLUSH = tuple(
 # zeroesHigh16BitsOfDest lists those that clear it).
 _KEEP_HIGH = frozenset(
     f"v_{what}" for what in (
-        "fma_f16", "mad_u16", "mad_i16", "mad_f16", "div_fixup_f16", "add_i16", "sub_i16",
+        "bitop3_b16", "ashr_pk_i8_i32", "ashr_pk_u8_i32", "fma_f16", "mad_u16", "mad_i16", "mad_f16", "div_fixup_f16", "add_i16", "sub_i16",
         *(f"{part}3_{kind}" for part in ("min", "max", "med") for kind in ("f16", "i16", "u16")),
     )
 )  # fmt: skip
@@ -88,8 +88,6 @@ def _source(case: Case, name: str, state: State, lane: int) -> int:
     """A source's value in a lane: permuted, selected, then with abs and neg."""
     operand = case.operands[name]
     bits = _plain(operand, state, lane)
-    if case.name == "v_pk_fmac_f16" and operand.kind == "c" and not case.cdna:
-        bits |= bits << 16  # RDNA 3's constants are in both halves (LLVM's issue 94116), elsewhere in the low one
     if case.encoding == "VOP3P":
         return _packed_source(case, name, bits)
     if case.sdwa and name in ("src0", "src1", "vsrc1") and not selects_itself(case):
@@ -169,7 +167,7 @@ def _common(case: Case, state: State, other: Any, lane: int) -> Evaluator:
         "WAVE32": Value("u", 1, int(state.lanes == 32)), "WAVE64": Value("u", 1, int(state.lanes == 64)),
         "wave32": Value("u", 1, int(state.lanes == 32)), "MODE.IEEE": Value("u", 1, 0),
         "ROUND_MODE": Value("u", 8, 4), "ROUND_NEAREST_EVEN": Value("u", 8, 0), "ROUND_TOWARD_ZERO": Value("u", 8, 3),
-        "OFFSET": Value("u", 16, case.offset), "OPSEL": Value("u", 4, case.select),
+        "OFFSET": Value("u", 16, case.offset), "OPSEL": Value("u", 4, case.select), "NEG": Value("u", 3, case.neg_low),
         "SDWA_SRC0_SEL": Value("u", 3, SELECTS.index(case.sdwa[2]) if case.sdwa else 6),
         **{f"BYTE{i}": Value("u", 3, i) for i in range(4)}, "WORD1": Value("u", 3, 5),
         "OPSEL_HI": Value("u", 3, case.select_high & 7), "SIMM32": Value("b", 32, case.literal),
@@ -206,6 +204,7 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
             width = max(32, case.operands[name].words * 32)
             names[f"S{i}"] = Value("b", width, bits)
         if "mix" in case.name:
+            e.flushed |= {"S"}
             e.arrays["S"] = {i: names[f"S{i}"] for i in range(3)}
             for i, name in enumerate(sources):
                 e.arrays["S"][i] = _mixed(case, name, i, names[f"S{i}"])

@@ -47,11 +47,10 @@ const VectorOp OPS[] = {
     {"v_cvt_pkrtz_f16_f32", Type::b32, {Type::f32, Type::f32}, pack_to_zero},
     {"v_cvt_pk_rtz_f16_f32", Type::b32, {Type::f32, Type::f32}, pack_to_zero},
     {"v_cvt_pk_f16_f32", Type::b32, {Type::f32, Type::f32}, [](Alu& s) {
-       uint32_t r = s.wave->round16_64();
-       EMU_LANES {
+       EMU_LANES {  // to nearest even, whatever MODE says
          s.out.u32[l] = 0;
          for (int i = 0; i < 2; ++i) {
-           uint32_t half = to_half(s.in[i].f32[l], r);
+           uint32_t half = to_half(s.in[i].f32[l]);
            s.out.u32[l] |= (!s.wave->keeps_output16_64() && !(half & 0x7c00) ? half & 0x8000 : half) << 16 * i;
          }
        }

@@ -45,7 +45,12 @@ float odd_float(double value) {
   return float_of(bits | 1);
 }
 
-float clamped(const Alu& s, float v) { return s.op->clamp ? v > 0 ? std::min(v, 1.0f) : 0.0f : v; }
+// A result's modifiers.
+float clamped(const Alu& s, float v) {
+  static const float FACTOR[] = {1.0f, 2.0f, 4.0f, 0.5f};
+  v *= FACTOR[s.op->omod];
+  return s.op->clamp ? v > 0 ? std::min(v, 1.0f) : 0.0f : v;
+}
 
 // Half `half` of a source of two: op_sel picks the register's half, neg and neg_hi are those of the low and the high one.
 template <bool BF>
