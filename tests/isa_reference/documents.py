@@ -127,6 +127,21 @@ _SCALES = {
 }
 
 
+# What ``corrected`` rewrites in the pseudocode of several instructions, by its reason.
+EXCEPTIONS: dict[str, list[str]] = {
+    "2**S1 overflows before the product does": ["v_ldexp_*"],
+    "v_div_scale's 2**64 overflows in its fourth case: 2**-64, which v_div_fmas undoes": list(_SCALES),
+    "a quotient that overflowed although it was scaled is a NaN by now, and infinite": ["v_div_fixup_*"],
+    "the number where the other one is a NaN, as LLVM's atomicrmw fmin is": ["atomic minima and maxima of floats"],
+    "the random number's upper bits are added with a carry, and what they reach is cut, as hip_fp8.h has it": [
+        "v_cvt_sr_*"
+    ],
+    "half of a pair of registers is taken of one of them": ["v_pk_mov_b32"],
+    "the result is called D": ["v_bitop3_*"],
+    "the half that the result leaves is in a comment alone": ["v_cvt_scalef32_f16_*"],
+}
+
+
 def _at_random(name: str, text: str) -> str:
     """Stochastic rounding adds the random number's upper bits to those that are dropped, and drops them.
 
@@ -146,6 +161,9 @@ def corrected(name: str, table: str, text: str) -> str:
         text = text.replace("VGPR[laneId][VDST.u32]", "D0").replace("VGPR[laneId][SRC0.u32]", "S0")
     if name.startswith("v_cvt_sr_"):
         text = _at_random(name, text)
+    if name.startswith("v_cvt_scalef32_f16_"):  # as its comment says, and LLVM has it: the other half stays
+        whole = "if OPSEL[3].u32 == 0U then\nD0[15 : 0].f16 = tmp.f16\nelse\nD0[31 : 16].f16 = tmp.f16\nendif // preserved"
+        return text.replace("D0 = tmp.b32", whole)
     if name == "v_pk_mov_b32":  # 32 bits of one of 32, where the other half of the pair is meant
         return text.replace("S0.u32[", "S0.u64[").replace("S1.u32[", "S1.u64[").replace("D0.u32[", "D0[")
     if name.startswith("v_bitop3"):  # a result that is called D

@@ -16,7 +16,7 @@ UNITS_FLUSH = tuple(
 )
 # CDNA's 16-bit instructions of three sources, and the signed sums, leave the other half as it is (LLVM's
 # zeroesHigh16BitsOfDest lists those that clear it).
-_KEEP_HIGH = frozenset(
+KEEP_HIGH = frozenset(
     f"v_{what}" for what in (
         "bitop3_b16", "ashr_pk_i8_i32", "ashr_pk_u8_i32", "fma_f16", "mad_u16", "mad_i16", "mad_f16", "div_fixup_f16", "add_i16", "sub_i16",
         *(f"{part}3_{kind}" for part in ("min", "max", "med") for kind in ("f16", "i16", "u16")),
@@ -333,7 +333,7 @@ def _write(case: Case, result: Operand, new: State, lane: int, before: int, afte
 def _keeps_high(case: Case) -> bool:
     """CDNA clears the other half of 16-bit results, but for those whose documents say that it is preserved."""
     return (
-        case.name in _KEEP_HIGH or "preserved" in case.pseudocode or "mixlo" in case.name or bool(case.select >> 3 & 1)
+        case.name in KEEP_HIGH or "preserved" in case.pseudocode or "mixlo" in case.name or bool(case.select >> 3 & 1)
     )
 
 

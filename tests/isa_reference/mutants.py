@@ -4,7 +4,9 @@
 first one lost, lanes disturbed, one left out; for handlers that are no functions of lanes: sources exchanged, an offset
 too large, the next destination, a source in the place of another, a bit of the result and SCC turned), runs cases of
 its instruction on each, and prints how many mutants were noticed, how many handlers have a noticed one, and which have
-none. ``--cases``: of an instruction; ``--sample``: handlers drawn instead of all; ``--arch``: on these only.
+none. ``--cases``: of an instruction; ``--sample``: handlers drawn instead of all; ``--arch``: on these only; ``--judge``:
+the reference, or ``tests`` of handlers that have no pseudocode (tests/emulation/tested_mutants.py); ``--json FILE`` writes
+what `python -m portakernel_pages.emulated FILE` takes into docs/emulation.md.
 
 Exchanged sources of a sum change nothing: a mutant that leaves what the sound engine leaves in these cases and in up to
 ten more, which are run on the engine alone, counts as ``equal``; one that differs there and was not noticed is missed.
@@ -14,11 +16,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import datetime
+import json
 import random
-import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,28 +166,38 @@ def _mutate(
             tally.equal += 1
 
 
-def main() -> int:
-    """The command; its status is 1 where a mutant that changes results is not noticed."""
+def main(tested: Callable[[], Tally]) -> int:
+    """The command; its status is 1 where a mutant that changes results is not noticed. ``tested`` judges by tests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=3)
     parser.add_argument("--sample", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--arch", action="append", choices=_ARCHS)
+    parser.add_argument("--judge", action="append", choices=("reference", "tests"))
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     names = list(build.known_instructions())
-    if given.sample:
-        names = random.Random(given.seed).sample(names, given.sample)
-    tally = run(given.arch or _ARCHS, names, given.cases)
-    print(
-        f"{len(tally.handlers)} handlers of {len(names)} have cases; {len(tally.caught)} have a mutant that is noticed"
-    )
+    rows = []
+    if given.judge is None or "tests" in given.judge:
+        rows.append(_told("tests of their own", tested(), ()))
+    if given.judge is None or "reference" in given.judge:
+        drawn = random.Random(given.seed).sample(names, given.sample) if given.sample else names
+        by = f"the pseudocode, {given.cases} cases of each" + (", handlers drawn" if given.sample else "")
+        rows.append(_told(by, run(given.arch or _ARCHS, drawn, given.cases), drawn))
+    if given.json:
+        given.json.write_text(json.dumps({"mutants": rows}))
+    return int(any(row["missed"] for row in rows))
+
+
+def _told(by: str, tally: Tally, names: Sequence[str]) -> dict[str, Any]:
+    """Prints what came of mutants; the same as a row of JSON."""
+    print(f"{by}: {len(tally.handlers)} handlers; {len(tally.caught)} have a mutant that is noticed")
     print(f"{tally.noticed} mutants noticed, {len(tally.missed)} not ({tally.rate:.1%}); {tally.equal} change nothing")
     print("without a noticed mutant:", ", ".join(sorted(tally.handlers - tally.caught)) or "none")
     print("without cases:", ", ".join(sorted(set(names) - tally.handlers)) or "none")
     for one in tally.missed:
-        print("  missed:", one)
-    return int(bool(tally.missed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        print("  missed:", one, flush=True)
+    return {
+        "by": by, "handlers": len(tally.handlers), "noticed": tally.noticed, "missed": tally.missed, "equal": tally.equal,
+        "date": datetime.date.today().isoformat(),
+    }  # fmt: skip

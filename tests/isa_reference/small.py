@@ -134,7 +134,7 @@ def _narrowed(name: str) -> Function:
         form = _named(e, name)
         random = rest[0].bits if len(rest) == 2 else None
         scale = _times(rest[-1]) if rest else Fraction(1)
-        bits = given.form.nan if scale is None else given.bits
+        bits = given.bits | given.form.nan if scale is None else given.bits
         return Value("b", form.bits, encoded(form, bits, given.form, scale or Fraction(1), random, limit=e.limits))
 
     return run

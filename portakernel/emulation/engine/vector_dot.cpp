@@ -109,11 +109,17 @@ int64_t part_of(uint32_t word, unsigned at, unsigned bits, bool is_signed) {
 // BITS of each part; NEG: neg says of RDNA's sources whether they are signed, else SIGNED does.
 template <unsigned BITS, bool SIGNED, bool NEG = false>
 void dot_integer(Alu& s) {
+  bool halves = BITS == 16 && s.op->flags & PACKED_FORM;  // op_sel picks them
+  auto word = [&](int i, int l) {
+    uint32_t bits = s.in[i].u32[l];
+    if (!halves) return bits;
+    return (bits >> 16 * (s.op->op_sel >> i & 1) & 0xffff) | bits >> 16 * (s.op->op_sel_hi >> i & 1) << 16;
+  };
   bool sign_a = NEG ? s.op->neg & 1 : SIGNED, sign_b = NEG ? s.op->neg >> 1 & 1 : SIGNED;
   EMU_LANES {
     int64_t sum = SIGNED ? s.in[2].i32[l] : static_cast<int64_t>(s.in[2].u32[l]);
     for (unsigned at = 0; at < 32; at += BITS)
-      sum += part_of(s.in[0].u32[l], at, BITS, sign_a) * part_of(s.in[1].u32[l], at, BITS, sign_b);
+      sum += part_of(word(0, l), at, BITS, sign_a) * part_of(word(1, l), at, BITS, sign_b);
     if (s.op->clamp) {
       int64_t low = SIGNED ? INT32_MIN : 0, high = SIGNED ? INT32_MAX : int64_t{UINT32_MAX};
       sum = std::max(low, std::min(high, sum));
