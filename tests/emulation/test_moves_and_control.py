@@ -124,6 +124,8 @@ def test_a_copy_to_lds_puts_lanes_side_by_side_from_m0_on(arch, width, count):
     assert ran.finding_kinds == frozenset()
     made = np.stack([ran.vgpr(2 + at) for at in range(count)], axis=1)
     assert np.array_equal(made, values[order].view(np.uint32))
+    assert np.array_equal(ran.vgpr(0), vgprs[0])
+    assert not ran.scc
 
 
 @pytest.mark.parametrize("arch", ["gfx90a"])

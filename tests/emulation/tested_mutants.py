@@ -42,7 +42,7 @@ def calls() -> dict[str, list[Call]]:
         test = test_small_floats.test_transposed_loads_give_each_of_16_lanes_a_column
         made[f"ds_read_{name}"].append(partial(test, name, bits))
     control = test_moves_and_control
-    for name in ("v_accvgpr_write_b32", "v_accvgpr_mov_b32", "v_accvgpr_read_b32"):
+    for name in ("v_accvgpr_write", "v_accvgpr_mov_b32", "v_accvgpr_read"):
         made[name].append(partial(control.test_accumulation_registers_are_written_moved_and_read, "gfx942"))
     for keep in ((0x1F, 0, 0x10), (0x1E, 1, 0), (0x18, 0, 5)):
         test = control.test_a_swizzle_within_32_lanes_keeps_sets_and_turns_bits_of_the_lane
