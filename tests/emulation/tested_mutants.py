@@ -19,7 +19,7 @@ import test_matrix_instructions
 import test_moves_and_control
 import test_small_floats
 import test_wave_matrix_instructions
-from isa_reference.mutants import Tally, mutable_engine
+from isa_reference.mutants import MutableEngine, Tally
 from single_instruction import run_single
 
 _MODULES = (test_matrix_instructions, test_wave_matrix_instructions, test_small_floats, test_moves_and_control)
@@ -80,17 +80,16 @@ def engine_of(library: Any) -> Iterator[list[Registers]]:
 
 def run(names: Sequence[str] = ()) -> Tally:
     """Mutate these handlers, or all that have such tests, one after the other."""
-    library, tally, tests = mutable_engine(), Tally(), calls()
+    engine, tally, tests = MutableEngine(), Tally(), calls()
+    library = engine.library
     for name in names or sorted(tests):
-        index = library.handler(name.encode())
-        assert index, name
+        assert library.handler(name.encode()), name
         sound = _outcome(library, tests[name])
         assert sound is not None, f"{name}: the sound engine does not pass its tests"
         tally.handlers.add(name)
-        for kind in range(library.mutant_kinds()):
-            library.mutate(index, kind)
-            found = _outcome(library, tests[name])
-            library.mutate(0, 0)
+        for kind in engine.kinds:
+            with engine.mutated(name, kind):
+                found = _outcome(library, tests[name])
             if found is None:
                 tally.noticed += 1
                 tally.caught.add(name)
