@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 
+# The other wave of a finding that has none, as in ``engine/wave.h``.
+NO_WAVE = 0xFF
+
+
 class Kind(IntEnum):
     """What was found; the numbers are those of ``engine/abi.h``."""
 
@@ -22,6 +26,7 @@ class Kind(IntEnum):
     OUTSIDE_LDS = 11
     UNINITIALISED_MEMORY = 12
     DEADLOCK = 13
+    GROUP_CONFLICT = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Finding:
     region: str
     other_wave: int
     other_text: str
+    other_workgroup: tuple[int, int, int]
     count: int
     line: str = ""
 
@@ -66,6 +72,14 @@ class Finding:
                 f"{of} is touched by waves {self.wave} and {self.other_wave} without a barrier between "
                 f"(there: {self.other_text})"
             )
+        if self.kind is Kind.UNINITIALISED_REGISTER and self.other_wave != NO_WAVE:
+            return (
+                "an address, a stored value or a branch comes from a register nobody wrote, or from a load that "
+                f"conflicts with a store of wave {self.other_wave} ({self.other_text})"
+            )
+        if self.kind is Kind.GROUP_CONFLICT:
+            of = f"{self.region} at {self.address:#x}"
+            return f"{of} is touched by another workgroup too, {self.other_workgroup}, and nothing orders them"
         return {
             Kind.READ_ONLY: f"a store to {self.region}, which is read only",
             Kind.MISALIGNED: f"an access of {self.bytes} bytes at {self.address:#x} is misaligned",

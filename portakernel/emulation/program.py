@@ -15,6 +15,14 @@ from portakernel.emulation.errors import EmulationError
 from portakernel.emulation.lines import Lines
 from portakernel.emulation.record import Record
 
+# Operand codes: trap registers from here on, whole numbers from 0 to 64 and then from -1 to -16, and those with names.
+_TTMP, _ZERO = 108, 128
+_NAMED = {
+    abi.VCC: "vcc", abi.VCC + 1: "vcc_hi", abi.NULL: "null", abi.M0: "m0", abi.EXEC: "exec", abi.EXEC + 1: "exec_hi",
+    240: "0.5", 241: "-0.5", 242: "1.0", 243: "-1.0", 244: "2.0", 245: "-2.0", 246: "4.0", 247: "-4.0", 248: "1/(2*pi)",
+    253: "scc",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -43,6 +51,11 @@ class Program:
         if index < 0:
             raise EmulationError(f"no instruction begins at {kernel.entry:#x}, the entry of {kernel.name}")
         return index
+
+    @property
+    def orders_workgroups(self) -> bool:
+        """Whether there are atomics in memory, by which workgroups may wait for what others wrote."""
+        return any("_atomic_" in one.name and not one.name.startswith("ds_") for one in self.records)
 
     def missing(self, kernel: Kernel) -> tuple[str, ...]:
         """The instructions between a kernel's entry and its last end of program that the engine has no handler for."""
@@ -95,17 +108,18 @@ def describe(record: Record) -> str:
 
 
 def _operand(record: Record, code: int) -> str:
-    names = {abi.VCC: "vcc", abi.M0: "m0", abi.EXEC: "exec", abi.NULL: "null"}
     if code >= abi.AGPR:
         return f"a{code - abi.AGPR}"
     if code >= abi.VGPR:
         return f"v{code - abi.VGPR}"
     if code == abi.LITERAL:
         return f"{record.literal:#x}"
-    if code in names:
-        return names[code]
-    if code < 106:
+    if code in _NAMED:
+        return _NAMED[code]
+    if code < abi.VCC:
         return f"s{code}"
-    if code < 124:
-        return f"ttmp{code - 108}"
-    return str(code - 128) if code <= 192 else str(192 - code) if code <= 208 else f"src{code}"
+    if code < abi.NULL:
+        return f"ttmp{code - _TTMP}"
+    if _ZERO <= code <= _ZERO + 64:
+        return str(code - _ZERO)
+    return str(_ZERO + 64 - code) if _ZERO + 64 < code <= _ZERO + 80 else f"src{code}"

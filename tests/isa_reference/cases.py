@@ -10,10 +10,14 @@ from typing import Any
 from isa_reference.documents import TABLES, Instruction
 from isa_reference.state import Case, Operand
 
-VECTOR_AT = {"src0": 8, "src1": 16, "vsrc1": 16, "src2": 24, "vdst": 32, "data0": 40, "data1": 48, "data": 40, "vsrc": 40,
-             "vdata": 40, "vaddr": 56, "addr": 56}  # fmt: skip
-SCALAR_AT = {"src0": 8, "src1": 10, "src2": 12, "ssrc0": 16, "ssrc1": 20, "sdst": 32, "vdst": 32, "sbase": 64, "saddr": 64,
-             "srsrc": 64, "rsrc": 64, "soffset": 68, "sdata": 32}  # fmt: skip
+VECTOR_AT = {
+    "src0": 8, "src1": 16, "vsrc1": 16, "src2": 24, "vdst": 32, "data0": 40, "data1": 48, "data": 40, "vsrc": 40,
+    "vdata": 40, "vaddr": 56, "addr": 56,
+}  # fmt: skip
+SCALAR_AT = {
+    "src0": 8, "src1": 10, "src2": 12, "ssrc0": 16, "ssrc1": 20, "sdst": 32, "vdst": 32, "sbase": 64, "saddr": 64,
+    "srsrc": 64, "rsrc": 64, "soffset": 68, "sdata": 32,
+}  # fmt: skip
 BUFFER_BYTES, LDS_BYTES, PRIVATE_BYTES = 4096, 4096, 64
 INTEGERS = (0, 1, 5, 31, 32, 63, 64, -1, -16)
 FLOATS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
@@ -89,13 +93,11 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
     if one.encoding in ("VOP3", "VOP3SD"):
         for _ in range(2):
             yield _texted(_with_signs(base, draw, "neg and abs"))
-        if is_float or (
-            any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_"))
-            and "legacy" not in one.name
-            and "64" not in one.name
-        ):
-            if not one.name.startswith(("v_pack", "v_cmp")):
-                yield _texted(replace(base, clamp=True, variant="clamp"))
+        clamps_integers = any(part in one.name for part in ("_add_", "_sub_", "_subrev_", "_mad_")) and not any(
+            part in one.name for part in ("legacy", "64")
+        )
+        if (is_float or clamps_integers) and not one.name.startswith(("v_pack", "v_cmp")):
+            yield _texted(replace(base, clamp=True, variant="clamp"))
         if "vdst" in base.operands and base.operands["vdst"].is_float and "_cvt_pk" not in one.name:
             yield _texted(replace(base, omod=draw.choice((1, 2, 3)), clamp=draw.random() < 0.3, variant="omod"))
         if any(bits == 16 for _, bits, _ in one.fields.values()):
@@ -119,16 +121,16 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
 def _base(arch: str, one: Instruction) -> Case | None:
     operands: dict[str, Operand] = {}
     cdna = arch.startswith("gfx9")
-    for name, (form, bits, kind) in one.fields.items():
-        if name in ("literal", "simm32"):
+    mask_bits = 64 if cdna else 32
+    for field, (form, field_bits, kind) in one.fields.items():
+        if field in ("literal", "simm32"):
             continue
-        if name not in VECTOR_AT and name not in SCALAR_AT:
+        if field not in VECTOR_AT and field not in SCALAR_AT:
             return None
-        if form == "FMT_NUM_M64":
-            bits = 64 if cdna else 32
+        name, bits = field, mask_bits if form == "FMT_NUM_M64" else field_bits
         scalar = "SREG" in kind or "SDST" in kind or "SSRC" in kind or (form == "FMT_NUM_M64" and kind != "OPR_VGPR")
         if scalar and name == "vdst" and (one.name.startswith("v_cmp") or form in ("FMT_NUM_M64", "FMT_NUM_B64")):
-            name, bits = "sdst", 64 if cdna else 32
+            name, bits = "sdst", mask_bits
         if one.encoding == "VOPC" and name in ("vdst", "sdst", "vcc"):
             continue
         if kind == "OPR_VCC" or name == "vcc":
@@ -477,7 +479,8 @@ def _memory(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
             if turn > 2:
                 ops["soffset"] = Operand("s", 68, 32, "FMT_ANY")
             scalar = "s68" if turn > 2 else "null" if rdna else "0"
-            text = f"{one.text} {register(ops['vdata'], halves=False)}, v56, s[64:67], {scalar} offen offset:{case.offset} {glc}"
+            moved = register(ops["vdata"], halves=False)
+            text = f"{one.text} {moved}, v56, s[64:67], {scalar} offen offset:{case.offset} {glc}"
         elif scratch:
             if turn % 2:
                 ops["saddr"], address = Operand("s", 68, 32, "FMT_ANY"), "off, s68"

@@ -54,12 +54,14 @@ def plain_name(name: str) -> str:
     return re.sub(r"_e(32|64)$", "", name.lower())
 
 
-# Where the documents' pseudocode is known to be wrong or loose, what is evaluated instead, and why. ``{t}`` is the type.
+# Where the documents' pseudocode is wrong or loose: why, and what is evaluated instead. ``{t}`` is the type.
 _ROUND = ("its formula loses -0 and rounds twice; the words say nearest, ties to even", "D0.{t} = round_even(S0.{t})")
 _FRACT = (
     "the sum rounds to 1.0 for small negative numbers; the unit stays below 1",
-    "if !isNAN(S0.{t}) && abs(S0.{t}) != INF.{t} then\ntmp = S0.{t} + -floor(S0.{t});\n"
-    "D0.{t} = tmp < 1.0 ? tmp : most_below_one(S0.{t})\nelse\nD0.{t} = NAN.{t}\nendif",
+    (
+        "if !isNAN(S0.{t}) && abs(S0.{t}) != INF.{t} then\ntmp = S0.{t} + -floor(S0.{t});\n"
+        "D0.{t} = tmp < 1.0 ? tmp : most_below_one(S0.{t})\nelse\nD0.{t} = NAN.{t}\nendif"
+    ),
 )
 _EXPONENT = (
     "exponent() of a subnormal is that of its first one, as LLVM's frexp relies on",
@@ -67,8 +69,10 @@ _EXPONENT = (
 )
 _FMAS = (
     "2**32 undoes no scale of v_div_scale (2**64): the factor is 2**64 or 2**-64 by the third source, rounded once",
-    "if VCC.u64[laneId] then\nD0.{t} = fma_scaled(S0.{t}, S1.{t}, S2.{t})\nelse\n"
-    "D0.{t} = fma(S0.{t}, S1.{t}, S2.{t})\nendif",
+    (
+        "if VCC.u64[laneId] then\nD0.{t} = fma_scaled(S0.{t}, S1.{t}, S2.{t})\nelse\n"
+        "D0.{t} = fma(S0.{t}, S1.{t}, S2.{t})\nendif"
+    ),
 )
 _SIN = ("2 pi is rounded in the formula; the unit takes turns", "D0.{t} = sin_turns(S0.{t})")
 _COS = ("as of the sine", "D0.{t} = cos_turns(S0.{t})")

@@ -181,7 +181,7 @@ class Evaluator:
         _, inside, name = node
         if not _is_type(name):
             return self._name(("name", f"{_path(inside)}.{name}"))
-        if inside == ("name", "INF") or inside == ("name", "NAN"):
+        if inside in (("name", "INF"), ("name", "NAN")):
             form = FORMATS[name]
             return Value("f", form.width, form.infinity if inside[1] == "INF" else form.nan)
         if inside[0] in ("unary",) and inside[2] == ("name", "INF"):

@@ -231,7 +231,8 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
             bits = _scaled(case, bits, form) if case.omod else bits
             if case.omod and case.clamp:
                 bits = _clamped(Value("f", width, bits), f"f{width}", packed=False).bits
-            return new.set_scalars(result.index, 1, bits)
+            new.set_scalars(result.index, 1, bits)
+            return
         if carried:
             bit = names["VCC"].value & 1 if case.name.startswith("v_div_scale") else names["VCC"].value >> lane & 1
             if "D1" in case.pseudocode:
@@ -299,7 +300,8 @@ def _write(case: Case, result: Operand, new: State, lane: int, before: int, afte
             after = _scaled(case, after, F16)
         after = _clamped(Value("f", 16, after), "f16", packed=False).bits if case.clamp and case.omod else after
         if case.sdwa:
-            return _write_sdwa(case, result, new, lane, before, after, 16)
+            _write_sdwa(case, result, new, lane, before, after, 16)
+            return
         if result.high:
             after = before & 0xFFFF | after << 16
         elif case.cdna and not _keeps_high(case):
@@ -312,7 +314,8 @@ def _write(case: Case, result: Operand, new: State, lane: int, before: int, afte
             if case.clamp:
                 after = _clamped(Value("f", 32 * result.words, after), f"f{32 * result.words}", packed=False).bits
         if case.sdwa:
-            return _write_sdwa(case, result, new, lane, before, after, 32)
+            _write_sdwa(case, result, new, lane, before, after, 32)
+            return
     new.set_vectors(result.index, lane, result.words, after)
 
 
@@ -335,7 +338,8 @@ def _write_sdwa(case: Case, result: Operand, new: State, lane: int, before: int,
     size, _, at = select.partition("_")
     bits = {"BYTE": 8, "WORD": 16, "DWORD": 32}[size]
     if bits == 32:
-        return new.set_vectors(result.index, lane, 1, after)
+        new.set_vectors(result.index, lane, 1, after)
+        return
     low = bits * int(at)
     mask = ((1 << bits) - 1) << low
     made = after << low & mask
@@ -343,7 +347,7 @@ def _write_sdwa(case: Case, result: Operand, new: State, lane: int, before: int,
         made |= before & ~mask
     elif unused == "UNUSED_SEXT" and made >> (low + bits - 1) & 1:
         made |= 0xFFFFFFFF >> (low + bits) << (low + bits)
-    return new.set_vectors(result.index, lane, 1, made)
+    new.set_vectors(result.index, lane, 1, made)
 
 
 def _write_compare(case: Case, new: State, mask: int) -> None:

@@ -55,11 +55,15 @@ def _mantissa(e: Evaluator, v: Value) -> Value:
     return _like(v, floats.rounded((sign, m, -m.bit_length()), v.form))
 
 
+# From any number of any format so many powers of two lead to zero or infinity.
+_FAR = 1 << 13
+
+
 def _ldexp(e: Evaluator, v: Value, by: Value) -> Value:
     if floats.is_nan(v.bits, v.form) or floats.is_infinite(v.bits, v.form) or v.bits & ~v.form.sign == 0:
         return v
     sign, m, at = floats.exact(v.bits, v.form)
-    by_value = signed(by.bits, by.width)
+    by_value = max(-_FAR, min(_FAR, signed(by.bits, by.width)))
     return _like(v, e.modes.given(floats.rounded((sign, m, at + by_value), v.form, e.rounding(v.form)), v.form))
 
 
@@ -202,10 +206,12 @@ FUNCTIONS: dict[str, Function] = {
     "abs": lambda e, v: _like(v, v.bits & ~v.form.sign if v.is_float else abs(v.value)),
     "exponent": _exponent, "mantissa": _mantissa, "ldexp": _ldexp, "fma": _fma, "sqrt": _sqrt, "fract": _fract,
     "trunc": _whole(floats.ZERO), "floor": _whole(floats.DOWN), "ceil": _whole(floats.UP),
-    "isEven": _is_even, "pow": _pow, "log2": _by_python(_log2), "sin": _by_python(math.sin), "cos": _by_python(math.cos),
+    "isEven": _is_even, "pow": _pow, "log2": _by_python(_log2), "sin": _by_python(math.sin),
+    "cos": _by_python(math.cos),
     "is_tiny": lambda e, v: unsigned(int(floats.is_subnormal(v.bits, v.form) or v.bits & ~v.form.sign == 0), 1),
-    "inverse_root": _by_python(_inverse_root), "sin_turns": _turns(math.sin), "cos_turns": _turns(math.cos), "fma_scaled": _fma_scaled,
-    "round_even": _whole(floats.NEAREST), "normal_exponent": _normal_exponent, "offset_of_4_bits": _offset_of_4_bits,
+    "inverse_root": _by_python(_inverse_root), "sin_turns": _turns(math.sin), "cos_turns": _turns(math.cos),
+    "fma_scaled": _fma_scaled, "round_even": _whole(floats.NEAREST), "normal_exponent": _normal_exponent,
+    "offset_of_4_bits": _offset_of_4_bits,
     "most_below_one": lambda e, v: _like(v, v.form.bias * (1 << v.form.mantissa) - 1),
     "signext": lambda e, v: Value("i", 64, signed(v.bits, v.width)),
     "signext_from_bit": _sign_from_bit,

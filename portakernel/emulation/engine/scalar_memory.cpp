@@ -30,7 +30,8 @@ void load(Wave& w, const Op& op) {
     uint32_t value = 0;
     if (4 * i + 4 <= from.left)
       if (const uint8_t* at = global_at(w, address + 4 * i, 4, false, 0)) memcpy(&value, at, 4);
-    w.set(op.dst + i, value);
+    w.set(op.dst + i, value, !w.raced);
+    w.raced = 0;
   }
 }
 
@@ -41,7 +42,8 @@ void load_small(Wave& w, const Op& op) {
   if (bytes <= from.left)
     if (const uint8_t* at = global_at(w, from.address, bytes, false, 0)) memcpy(&value, at, bytes);
   if (w.param & 16) value = bytes == 1 ? static_cast<int8_t>(value) : static_cast<int16_t>(value);
-  w.set(op.dst, value);
+  w.set(op.dst, value, !w.raced);
+  w.raced = 0;
 }
 
 }  // namespace
