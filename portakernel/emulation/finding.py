@@ -7,7 +7,6 @@ from enum import IntEnum
 
 from portakernel.emulation.operand_text import register
 
-
 # The other wave of a finding that has none, as in ``engine/wave.h``.
 NO_WAVE = 0xFF
 

@@ -15,7 +15,6 @@ from portakernel.emulation.lines import Lines
 from portakernel.emulation.record import Record
 
 
-
 @dataclass(frozen=True, slots=True)
 class Program:
     """Instructions in the order of .text (``flow_count``), then the second halves of dual ones; ``ops`` packed.

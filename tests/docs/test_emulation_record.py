@@ -57,7 +57,9 @@ def test_an_instruction_is_executed_where_any_kernels_cases_execute_it(output):
 
 
 def test_a_targets_rows_are_replaced_and_others_stay(output):
-    known = read_outputs([check(output, "old", *(row("acme.add", f"amd:{a}", {"a": False}) for a in ("gfx942", "gfx950")))])
+    known = read_outputs(
+        [check(output, "old", *(row("acme.add", f"amd:{a}", {"a": False}) for a in ("gfx942", "gfx950")))]
+    )
     now = merged(known, read_outputs([check(output, "new", row("acme.add", "amd:gfx942", {"a": True}))]))
     assert [(one["target"], one["executed"]) for one in now["coverage"]] == [("amd:gfx942", 1), ("amd:gfx950", 0)]
 

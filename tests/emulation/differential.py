@@ -49,7 +49,10 @@ def main() -> int:
             print("".join(f"{line}\n" for one in told for line in one.unlike), end="")
             exist, alike = set().union(*(one.exist for one in told)), set().union(*(one.compared for one in told))
             equal, unlike = sum(one.equal for one in told), sum(len(one.unlike) for one in told)
-            print(f"{arch}: {equal} cases equal, {unlike} not; {len(alike)} of {len(exist)} instructions compared", flush=True)
+            print(
+                f"{arch}: {equal} cases equal, {unlike} not; {len(alike)} of {len(exist)} instructions compared",
+                flush=True,
+            )
             compared |= alike
             rows.append({
                 "target": f"amd:{arch}", "instructions": len(exist), "compared": len(alike), "cases": equal,

@@ -114,8 +114,10 @@ CORRECTIONS: dict[str, tuple[str, str]] = {
     "v_cvt_off_f32_i4": ("its table is in no document but as words: i4 / 16", "D0.f32 = offset_of_4_bits(S0)"),
     **{f"v_med3_{t}": (_MEDIAN[0], _MEDIAN[1].replace("{num}", "")) for t in ("f16", "f32")},
     **{f"v_med3_num_{t}": (_MEDIAN[0], _MEDIAN[1].replace("{num}", "_num")) for t in ("f16", "f32")},
-    **{f"v_dot2_{to}_{t}": _sum(to, "S2", t) for to, t in (
-        ("f32", "f16"), ("f32", "bf16"), ("f16", "f16"), ("bf16", "bf16"))},
+    **{
+        f"v_dot2_{to}_{t}": _sum(to, "S2", t)
+        for to, t in (("f32", "f16"), ("f32", "bf16"), ("f16", "f16"), ("bf16", "bf16"))
+    },
     **{f"v_dot2{name}_f32_{t}": _sum("f32", "D0", t) for name in ("c", "acc") for t in ("f16", "bf16")},
     **{f"v_dot4_f32_{a}_{b}": _sum("f32", "S2", a, b) for a in ("fp8", "bf8") for b in ("fp8", "bf8")},
     "v_frexp_exp_i16_f16": (
@@ -166,7 +168,9 @@ def corrected(name: str, table: str, text: str) -> str:
     if name.startswith("v_cvt_sr_"):
         text = _at_random(name, text)
     if name.startswith("v_cvt_scalef32_f16_"):  # as its comment says, and LLVM has it: the other half stays
-        whole = "if OPSEL[3].u32 == 0U then\nD0[15 : 0].f16 = tmp.f16\nelse\nD0[31 : 16].f16 = tmp.f16\nendif // preserved"
+        whole = (
+            "if OPSEL[3].u32 == 0U then\nD0[15 : 0].f16 = tmp.f16\nelse\nD0[31 : 16].f16 = tmp.f16\nendif // preserved"
+        )
         return text.replace("D0 = tmp.b32", whole)
     if name == "v_pk_mov_b32":  # 32 bits of one of 32, where the other half of the pair is meant
         return text.replace("S0.u32[", "S0.u64[").replace("S1.u32[", "S1.u64[").replace("D0.u32[", "D0[")

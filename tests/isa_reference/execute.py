@@ -8,7 +8,7 @@ from typing import Any
 from isa_reference import floats
 from isa_reference.evaluate import Evaluator, Modes, Value, signed
 from isa_reference.floats import BF16, F16, F32, F64, Format
-from isa_reference.state import SELECTS, EXEC, M0, VCC, Case, Operand, State
+from isa_reference.state import EXEC, M0, SELECTS, VCC, Case, Operand, State
 from isa_reference.syntax import parse
 
 UNITS_FLUSH = tuple(
@@ -59,7 +59,9 @@ def float_format(operand: Operand) -> Format:
         return BF16
     if "PK2_F16" in operand.form:
         return F16
-    return F32 if operand.bits < 16 or "F8" in operand.form or "FP8" in operand.form else _BY_BITS.get(operand.bits, F32)
+    return (
+        F32 if operand.bits < 16 or "F8" in operand.form or "FP8" in operand.form else _BY_BITS.get(operand.bits, F32)
+    )
 
 
 def constant(operand: Operand) -> int:

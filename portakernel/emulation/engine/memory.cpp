@@ -81,7 +81,7 @@ void check_group_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool wri
     if (!memcmp(held, value, bytes)) return;
     if (turn > 1) std::this_thread::yield();
   }
-  wave.worker->report(wave, Kind::group_conflict, lane, address, bytes, writes, region, NO_WAVE, 0, other);
+  wave.worker->report(wave, Kind::group_conflict, lane, address, bytes, writes, region, NO_WAVE, NO_RECORD, other);
 }
 
 }  // namespace

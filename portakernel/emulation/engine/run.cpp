@@ -40,8 +40,7 @@ void note(std::vector<Finding>& findings, const Finding& one) {
 }
 
 void Worker::report_unwritten(Wave& wave, unsigned lane) {
-  uint32_t from = wave.blamed_origin();
-  report(wave, Kind::uninitialised_register, lane, 0, 0, 0, 0xffffffff, from == NO_RECORD ? NO_WAVE : wave.number, from);
+  report(wave, Kind::uninitialised_register, lane, 0, 0, 0, 0xffffffff, NO_WAVE, wave.blamed_origin());
 }
 
 namespace {
