@@ -35,7 +35,7 @@ class RawFinding(ctypes.Structure):
     _fields_ = (
         ("kind", U32), ("record", U32), ("wave", U32), ("lane", U32), ("workgroup", U32 * 3), ("bytes", U32),
         ("address", U64), ("distance", I64), ("region", U32), ("other_wave", U32), ("other_record", U32),
-        ("count", U32),
+        ("count", U32), ("other_workgroup", U32 * 3), ("reserved", U32),
     )  # fmt: skip
 
 
@@ -51,5 +51,6 @@ class Launch(ctypes.Structure):
         ("workitem_dimensions", U32), ("mode", U32), ("ieee_dx10", U32), ("budget", U64), ("threads", U32),
         ("check_conflicts", U32), ("findings", ctypes.c_void_p), ("finding_capacity", U32), ("finding_count", U32),
         ("executed", ctypes.c_void_p), ("lanes", ctypes.c_void_p), ("conflicts", ctypes.c_void_p),
-        ("registers", ctypes.c_void_p), ("stopped", U32), ("reserved", U32),
+        ("registers", ctypes.c_void_p), ("moved", ctypes.c_void_p), ("lds_moved", ctypes.c_void_p), ("stopped", U32),
+        ("check_groups", U32),
     )  # fmt: skip

@@ -47,28 +47,25 @@ class Counts:
 
 def counted(
     records: Sequence[Record], handlers: Sequence[int], executed: Sequence[int], lanes: Sequence[int],
-    conflicts: Sequence[int],
+    conflicts: Sequence[int], moved: Sequence[int], lds_moved: Sequence[int],
 ) -> Counts:  # fmt: skip
     """The sums over what each instruction did."""
     classes: Counter[str] = Counter()
     loaded: Counter[int] = Counter()
     stored: Counter[int] = Counter()
     lds_loaded = lds_stored = 0
-    for record, number, count, active in zip(records, handlers, executed, lanes, strict=True):
+    for record, number, count, memory, lds in zip(records, handlers, executed, moved, lds_moved, strict=True):
         if not count:
             continue
-        kind = family(number)
-        classes[kind] += count
-        width = next((size for part in record.name.split("_") if (size := _WIDTHS.get(part))), 0)
+        classes[family(number)] += count
         stores = "_store_" in record.name or "_write" in record.name
-        if kind == "lds":
-            moved = active * width * (2 if "2" in record.name.partition("_b")[0].partition("_")[2] else 1)
-            lds_stored += moved if stores else 0
-            lds_loaded += 0 if stores else moved
-        elif kind in ("memory", "buffer"):
-            (stored if stores else loaded)[width] += active * width
-        elif kind == "scalar memory":
-            loaded[width] += count * width
+        if memory:
+            width = next((size for part in record.name.split("_") if (size := _WIDTHS.get(part))), 0)
+            (stored if stores or "_atomic_" in record.name else loaded)[width] += memory
+        if stores or memory:  # what a load brings into LDS is stored there
+            lds_stored += lds
+        else:
+            lds_loaded += lds
     return Counts(
         dict(classes), sum(lanes), dict(loaded), dict(stored), lds_loaded, lds_stored, sum(conflicts), classes["wait"]
     )

@@ -7,6 +7,9 @@ from enum import IntEnum
 
 from portakernel.emulation.operand_text import register
 
+# The other wave of a finding that has none, as in ``engine/wave.h``.
+NO_WAVE = 0xFF
+
 
 class Kind(IntEnum):
     """What was found; the numbers are those of ``engine/abi.h``."""
@@ -24,7 +27,8 @@ class Kind(IntEnum):
     OUTSIDE_LDS = 11
     UNINITIALISED_MEMORY = 12
     DEADLOCK = 13
-    UNWAITED = 14
+    GROUP_CONFLICT = 14
+    UNWAITED = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Finding:
     region: str
     other_wave: int
     other_text: str
+    other_workgroup: tuple[int, int, int]
     count: int
     line: str = ""
     other_offset: int = -1
@@ -72,6 +77,14 @@ class Finding:
                 f"{of} is touched by waves {self.wave} and {self.other_wave} without a barrier between "
                 f"(there: {self.other_text})"
             )
+        if self.kind is Kind.UNINITIALISED_REGISTER and self.other_wave != NO_WAVE:
+            return (
+                "an address, a stored value or a branch comes from a register nobody wrote, or from a load that "
+                f"conflicts with a store of wave {self.other_wave} ({self.other_text})"
+            )
+        if self.kind is Kind.GROUP_CONFLICT:
+            of = f"{self.region} at {self.address:#x}"
+            return f"{of} is touched by another workgroup too, {self.other_workgroup}, and nothing orders them"
         other = f"{self.other_text} at {self.other_offset:#x}"
         if self.kind is Kind.UNWAITED:
             return f"{register(self.address)} is used before a wait for what loads it ({other})"

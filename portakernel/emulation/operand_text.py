@@ -5,7 +5,15 @@ from __future__ import annotations
 from portakernel.emulation import abi
 from portakernel.emulation.record import Record
 
-_NAMED = {abi.VCC: "vcc", abi.M0: "m0", abi.EXEC: "exec", abi.NULL: "null"}
+# Operand codes: trap registers from here on, whole numbers from 0 to 64 and then from -1 to -16, and those with names.
+_TTMP, _ZERO = 108, 128
+_NAMED = {
+    abi.VCC: "vcc", abi.VCC + 1: "vcc_hi", abi.NULL: "null", abi.M0: "m0", abi.EXEC: "exec", abi.EXEC + 1: "exec_hi",
+}  # fmt: skip
+_CONSTANTS = {
+    240: "0.5", 241: "-0.5", 242: "1.0", 243: "-1.0", 244: "2.0", 245: "-2.0", 246: "4.0", 247: "-4.0", 248: "1/(2*pi)",
+    253: "scc",
+}  # fmt: skip
 _DPP_ROWS = {0x100: "row_shl", 0x110: "row_shr", 0x120: "row_ror", 0x150: "row_share", 0x160: "row_xmask"}
 _DPP_WHOLE = {
     0x130: "wave_shl:1", 0x134: "wave_rol:1", 0x138: "wave_shr:1", 0x13C: "wave_ror:1", 0x140: "row_mirror",
@@ -33,15 +41,19 @@ def register(code: int) -> str:
         return f"v{code - abi.VGPR}"
     if code in _NAMED:
         return _NAMED[code]
-    return f"s{code}" if code < 106 else f"ttmp{code - 108}"
+    return f"s{code}" if code < abi.VCC else f"ttmp{code - _TTMP}"
 
 
 def _operand(record: Record, code: int) -> str:
     if code == abi.LITERAL:
         return f"{record.literal:#x}"
-    if code < 128 or code >= abi.VGPR:
+    if code < _ZERO or code >= abi.VGPR:
         return register(code)
-    return str(code - 128) if code <= 192 else str(192 - code) if code <= 208 else f"src{code}"
+    if code in _CONSTANTS:
+        return _CONSTANTS[code]
+    if code <= _ZERO + 64:
+        return str(code - _ZERO)
+    return str(_ZERO + 64 - code) if code <= _ZERO + 80 else f"src{code}"
 
 
 def _permuted(record: Record) -> str:

@@ -56,8 +56,13 @@ def prepared(kernel: Any, meta: Mapping[str, Any], parameter: str | None = None)
     if held is None:
         if len(_HELD) >= _MOST_HELD:
             _HELD.clear()
-        held = _HELD[key] = Held(kernel, meta, partial(_launch_anew, parameter))
+        held = _HELD[key] = Held(kernel, _understood(meta), partial(_launch_anew, parameter))
     return held
+
+
+def _understood(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """``meta`` without ``launch_pdl`` where it is false: as NVIDIA's backend has it unasked, and AMD's knows no such."""
+    return {name: value for name, value in meta.items() if name != "launch_pdl" or value}
 
 
 def in_graphs(kernel: Any, **meta: Any) -> None:

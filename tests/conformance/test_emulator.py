@@ -8,10 +8,12 @@ pytest.importorskip("tinygrad")
 pytest.importorskip("triton")
 from cxx import HAS_CXX
 
+from portakernel import runtime
 from portakernel.words.target import Target
 from portakernel_kit.conformance import runner
 from portakernel_kit.conformance.suite import Suite
 from portakernel_kit.conformance.venue import Emulated, Unavailable, Venue, find_venue
+from portakernel_kit.conformance.written import forward_of
 
 pytestmark = [
     pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine"),
@@ -85,7 +87,8 @@ def checked(acme):
         assert isinstance(venue, Venue)
         suite = Suite(now, kernel, venue, 7)
         units = [unit for unit in suite.units() if unit.kind == "case" and suite.would_run(unit)]
-        return [result for unit in units[:4] for result in suite.run(unit)], venue
+        told = [unit for unit in suite.units() if unit.kind == "instructions"]
+        return [result for unit in (*units[:4], *told) for result in suite.run(unit)], venue
 
     return check
 
@@ -96,6 +99,15 @@ def test_a_right_kernel_passes_and_its_results_name_the_emulated_target(checked)
     assert {(result.device, result.mode) for result in results} == {("amd:gfx942 (emulated)", "emulated")}
     assert venue.emulator is not None
     assert venue.emulator.launched >= len({result.case for result in results})
+
+
+def test_the_last_result_says_of_each_instruction_of_the_kernel_whether_it_was_executed(checked):
+    results, _ = checked()
+    told, others = results[-1], results[:-1]
+    assert (told.case, told.aspect, told.status) == ("add[instructions]", "coverage", "passed")
+    assert {"v_add_f32", "s_endpgm"} <= {name for name, executed in told.instructions.items() if executed}
+    assert told.to_json()["instructions"] == told.instructions
+    assert all("instructions" not in result.to_json() for result in others)
 
 
 def test_one_element_past_the_end_fails_though_every_number_is_right(checked):
@@ -120,3 +132,19 @@ def test_what_cannot_be_emulated_says_why(acme):
     assert find_venue(now, kernel, elsewhere) == Unavailable("serves amd gfx942, not amd:gfx1100")
     (result,) = runner.run(now, kernel, find_venue(now, kernel, WHERE), seed=1)
     assert (result.status, result.detail) == ("skipped", reason)
+
+
+@pytest.mark.parametrize(("name", "computes"), [("no tokens", False), ("first and last slot", True)])
+def test_a_call_that_has_nothing_to_write_need_not_launch_anything(name, computes):
+    now = runtime.dispatcher()
+    kernel = now.registry.kernels["triton.write_latent_cache"]
+    venue = find_venue(now, kernel, WHERE)
+    assert isinstance(venue, Venue)
+    assert venue.emulator is not None
+    suite = Suite(now, kernel, venue, 7)
+    unit = next(unit for unit in suite.case_units if unit.case is not None and unit.case.name == name)
+    results = list(suite.run(unit))
+    assert [str(result) for result in results if result.status != "passed"] == []
+    assert {result.aspect for result in results} >= {"forward", "written"}
+    assert (venue.emulator.launched > 0) == computes
+    assert forward_of(suite._trial(unit.case, dict(unit.dtypes))).computes() == computes

@@ -69,6 +69,16 @@ def test_a_triton_kernels_wrapper_is_run_whole_and_computes_what_float64_does(ta
     assert launches[0].run.counts.total > 0
 
 
+def test_a_launch_may_say_that_it_does_not_overlap_the_one_before():
+    """AMD's backend has no such option at all."""
+    x, out = torch.arange(33, dtype=torch.float32), torch.zeros(32)
+    with emulating(GFX942):
+        launch(_shifted, (1, 1), x, out, 32, 1, BLOCK=32, launch_pdl=False)
+    assert out.tolist() == x[1:].tolist()
+    with emulating(GFX942), pytest.raises(KeyError, match="launch_pdl was specified but unrecognised"):
+        launch(_shifted, (1, 1), x, out, 32, 1, BLOCK=32, launch_pdl=True)
+
+
 @needs_hip
 def test_a_hip_kernels_wrapper_is_run_whole_for_the_targets_configuration():
     torch.manual_seed(2)

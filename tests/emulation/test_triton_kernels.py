@@ -105,8 +105,8 @@ def test_host_threads_change_no_result(arch):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_bytes_are_counted_by_width(arch):
-    n = 1024
+    n = 1000  # lanes beyond it move nothing, whether EXEC or a buffer's range masks them
     x, y, out = torch.randn(n), torch.randn(n), torch.zeros(n)
     ran = launch(add, (*FLOATS, "i32"), (("BLOCK", 1024),), arch, 1, [x, y, out, n])
-    assert ran.counts.stored_bytes == 4 * n
-    assert sum(size for width, size in ran.counts.loaded.items() if width == 4) >= 8 * n
+    assert ran.counts.stored == {4: 4 * n}
+    assert 0 <= ran.counts.loaded[4] - 8 * n <= 64  # and of its arguments

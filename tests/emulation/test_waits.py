@@ -81,7 +81,9 @@ def pieces(arch):
         text += PIECE.replace("NAME", names[what]).replace("LINES", written)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "pieces.hip").write_text(text, encoding="ascii")
-        return build(Source(Path(folder), "pieces.hip"), Target("amd", arch), Options(), tuple(names.values())).code, names
+        return build(
+            Source(Path(folder), "pieces.hip"), Target("amd", arch), Options(), tuple(names.values())
+        ).code, names
 
 
 def run(arch, what):

@@ -214,6 +214,11 @@ def test_the_number_of_rows_does_not_recompile(fake_driver, monkeypatch):
     assert len(compiled) == 2
 
 
+def test_an_option_of_nvidias_alone_is_passed_on_where_it_asks_for_something():
+    assert launch.prepared(_calls_helpers, {"BLOCK": 32, "launch_pdl": False}).meta == {"BLOCK": 32}
+    assert launch.prepared(_calls_helpers, {"BLOCK": 32, "launch_pdl": True}).meta == {"BLOCK": 32, "launch_pdl": True}
+
+
 def test_what_a_launch_compiles_is_announced_once_for_each_specialisation(fake_driver):
     fake_driver()
     mark = len(compilations())

@@ -57,7 +57,7 @@ struct Region {
 
 enum class Kind : uint32_t {
   outside = 1, read_only, misaligned, uninitialised_lds, uninitialised_register, conflict, budget, unknown, unsupported,
-  bad_jump, outside_lds, uninitialised_memory, deadlock, unwaited,
+  bad_jump, outside_lds, uninitialised_memory, deadlock, group_conflict, unwaited,
 };
 
 struct Finding {
@@ -69,6 +69,7 @@ struct Finding {
   int64_t distance;   // outside: bytes past the nearest region's end, negative before its begin
   uint32_t region;    // index; 0xffffffff where none is near
   uint32_t other_wave, other_record, count;
+  uint32_t other_workgroup[3], reserved;
 };
 
 struct Launch {
@@ -93,7 +94,10 @@ struct Launch {
   uint64_t* lanes;      // by instruction: active lanes
   uint64_t* conflicts;  // by instruction: further cycles for conflicts of LDS banks
   uint32_t* registers;  // tests: vector then scalar registers of the first wave, before and after; else null
-  uint32_t stopped, reserved;
+  uint64_t* moved;      // by instruction: bytes of memory that lanes loaded and stored
+  uint64_t* lds_moved;  // and of LDS
+  uint32_t stopped;
+  uint32_t check_groups;  // that workgroups do not touch what others write
 };
 
 }  // namespace emu

@@ -1,3 +1,5 @@
+#include <thread>
+
 #include "memory.h"
 
 namespace emu {
@@ -34,12 +36,19 @@ void need_known(Wave& wave, uint64_t known, uint64_t lanes) {
 
 namespace {
 
+constexpr unsigned MOST_TURNS = 1000;
+
 void check_memory_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const uint8_t* held,
                            const void* value, uint32_t region) {
   Workgroup& group = *wave.group;
   uint8_t me = static_cast<uint8_t>(wave.number);
   bool told = false;
   bool same = value && !memcmp(held, value, bytes);
+  auto tell = [&](uint32_t other_wave, uint32_t other_record) {
+    if (writes) return wave.worker->report(wave, Kind::conflict, lane, address, bytes, 1, region, other_wave, other_record);
+    wave.raced |= 1ull << lane;
+    note(wave.races, finding_of(wave, Kind::conflict, lane, address, bytes, 0, region, other_wave, other_record));
+  };
   for (uint64_t dword = address / 4; dword <= (address + bytes - 1) / 4; ++dword) {
     uint64_t first = std::max(address, dword * 4), last = std::min(address + bytes, dword * 4 + 4);
     TouchedMemory::Entry& t = group.memory_touched.at(dword, group.epoch);
@@ -49,8 +58,7 @@ void check_memory_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool wr
       bool other_read = writes && reader != NO_WAVE && (reader != me || t.several_read[byte & 3]);
       if ((other_wrote || other_read) && !same && !told) {
         told = true;
-        wave.worker->report(wave, Kind::conflict, lane, address, bytes, writes, region, other_wrote ? writer : reader,
-                            other_wrote ? t.write_record : t.read_record);
+        tell(other_wrote ? writer : reader, other_wrote ? t.write_record : t.read_record);
       }
       if (writes) {
         writer = me;
@@ -62,6 +70,18 @@ void check_memory_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool wr
     }
     (writes ? t.write_record : t.read_record) = wave.pc;
   }
+}
+
+// Another workgroup's store of the same value is none: that one may be about to store it on another thread of the host.
+void check_group_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const uint8_t* held,
+                          const void* value, uint32_t region, uint64_t into) {
+  uint32_t other = wave.worker->groups->touch(region, into, bytes, writes, static_cast<uint32_t>(wave.group->index));
+  if (other == GroupTouches::NONE) return;
+  for (unsigned turn = wave.launch->threads > 1 ? MOST_TURNS : 1; value && turn; --turn) {
+    if (!memcmp(held, value, bytes)) return;
+    if (turn > 1) std::this_thread::yield();
+  }
+  wave.worker->report(wave, Kind::group_conflict, lane, address, bytes, writes, region, NO_WAVE, NO_RECORD, other);
 }
 
 }  // namespace
@@ -87,6 +107,9 @@ uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, un
       }
       if (wave.group->checks_conflicts && r.writable && !atomic)
         check_memory_conflict(wave, address, bytes, writes, lane, r.host + into, value, i);
+      if (launch.check_groups && r.writable && !atomic)
+        check_group_conflict(wave, address, bytes, writes, lane, r.host + into, value, i, into);
+      wave.worker->moved[wave.pc] += bytes;
       return r.host + into;
     }
     int64_t past = static_cast<int64_t>(address + bytes - (r.base + r.size));
@@ -106,6 +129,7 @@ uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsign
     return nullptr;
   }
   need_alignment(wave, offset, bytes, lane);
+  wave.worker->lds_moved[wave.pc] += bytes;
   if (writes) memset(&group.lds_written[offset], 1, bytes);
   else if (memchr(&group.lds_written[offset], 0, bytes))
     wave.worker->report(wave, Kind::uninitialised_lds, lane, offset, bytes);
@@ -139,6 +163,7 @@ uint8_t* scratch_at(Wave& wave, int64_t offset, uint32_t bytes, unsigned lane) {
                         offset < 0 ? offset : static_cast<int64_t>(offset + bytes) - wave.scratch_bytes);
     return nullptr;
   }
+  wave.worker->moved[wave.pc] += bytes;
   return wave.scratch + static_cast<uint64_t>(lane) * wave.scratch_bytes + offset;
 }
 
@@ -181,7 +206,16 @@ Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane) {
 uint64_t data_known(Wave& wave, unsigned code, const Width& width) { return lanes_known(wave, code, words(width)); }
 
 void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes) {
-  for (unsigned w = 0; w < words(width); ++w) wave.vector_known(code + w) |= lanes;
+  for (unsigned w = 0; w < words(width); ++w) {
+    uint64_t& known = wave.vector_known(code + w);
+    known = (known | lanes) & ~wave.raced;
+  }
+  wave.raced = 0;
+}
+
+void report_races(Wave& wave) {
+  if (wave.raced) wave.worker->report_races(wave);
+  wave.raced = 0;
 }
 
 }  // namespace emu

@@ -38,7 +38,10 @@ struct Stored {
 Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane);
 inline unsigned words(const Width& width) { return (width.bytes + 3u) / 4; }
 uint64_t data_known(Wave& wave, unsigned code, const Width& width);
+// What a conflicting load gave may be old or new: it counts as written by nobody, and only its use is a fault.
 void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes);
+// Of a load whose value goes where nothing tells of each lane whether it is known: its conflicts are faults at once.
+void report_races(Wave& wave);
 
 template <class F>
 void each_lane(uint64_t lanes, F f) {

@@ -56,6 +56,7 @@ void load(Wave& w, const Op& op) {
       if (width.sign && value[width.bytes - 1] & 0x80) memset(value + width.bytes, 0xff, 4 - width.bytes);
       if (uint8_t* to = lds_at(w, begin + uint64_t{l} * step, step, true, l)) memcpy(to, value, step);
     });
+    report_races(w);
     return;
   }
   each_lane(exec, [&](unsigned l) { places[l] = buffer_place(w, op, b, l, width.bytes); });

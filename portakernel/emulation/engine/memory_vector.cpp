@@ -71,6 +71,7 @@ void load_lds(Wave& w, const Op& op) {
     if (w.param & 0x100 && bytes < 4 && value[bytes - 1] & 0x80) memset(value + bytes, 0xff, 4 - bytes);
     memcpy(to, value, step);
   });
+  report_races(w);
 }
 
 }  // namespace

@@ -8,20 +8,39 @@
 namespace emu {
 
 void Worker::report(Wave& wave, Kind kind, unsigned lane, uint64_t address, uint32_t bytes, int64_t distance,
-                    uint32_t region, uint32_t other_wave, uint32_t other_record) {
-  for (Finding& one : findings)
-    if (one.kind == static_cast<uint32_t>(kind) && one.record == wave.pc) {
-      ++one.count;
+                    uint32_t region, uint32_t other_wave, uint32_t other_record, uint32_t other_group) {
+  if (kind == Kind::uninitialised_register && !wave.races.empty()) {
+    other_wave = wave.races.back().other_wave, other_record = wave.races.back().record;
+    report_races(wave);
+  }
+  note(findings, finding_of(wave, kind, lane, address, bytes, distance, region, other_wave, other_record, other_group));
+}
+
+void Worker::report_races(Wave& wave) {
+  for (const Finding& one : wave.races) note(findings, one);
+  wave.races.clear();
+}
+
+Finding finding_of(const Wave& wave, Kind kind, unsigned lane, uint64_t address, uint32_t bytes, int64_t distance,
+                   uint32_t region, uint32_t other_wave, uint32_t other_record, uint32_t other_group) {
+  const Workgroup& group = *wave.group;
+  const uint32_t* grid = wave.launch->grid;
+  return {static_cast<uint32_t>(kind), wave.pc, wave.number, lane, {group.id[0], group.id[1], group.id[2]},
+          bytes, address, distance, region, other_wave, other_record, 1,
+          {other_group % grid[0], other_group / grid[0] % grid[1], other_group / grid[0] / grid[1]}, 0};
+}
+
+void note(std::vector<Finding>& findings, const Finding& one) {
+  for (Finding& known : findings)
+    if (known.kind == one.kind && known.record == one.record) {
+      known.count += one.count;
       return;
     }
-  const Workgroup& group = *wave.group;
-  findings.push_back({static_cast<uint32_t>(kind), wave.pc, wave.number, lane, {group.id[0], group.id[1], group.id[2]},
-                      bytes, address, distance, region, other_wave, other_record, 1});
+  findings.push_back(one);
 }
 
 void Worker::report_unwritten(Wave& wave, unsigned lane) {
-  uint32_t from = wave.blamed_origin();
-  report(wave, Kind::uninitialised_register, lane, 0, 0, 0, 0xffffffff, from == NO_RECORD ? NO_WAVE : wave.number, from);
+  report(wave, Kind::uninitialised_register, lane, 0, 0, 0, 0xffffffff, NO_WAVE, wave.blamed_origin());
 }
 
 namespace {
@@ -35,6 +54,8 @@ void begin_wave(Wave& w, const Launch& launch, uint32_t number) {
   w.state = State::runs;
   w.executed = 0;
   w.signalled = 0;
+  w.raced = 0;
+  w.races.clear();
   w.indexed = false;
   w.scc = false;
   memset(w.sgpr, 0, sizeof w.sgpr);
@@ -179,6 +200,8 @@ void work(Worker& worker, std::atomic<uint64_t>& next, uint64_t count, std::atom
   worker.executed.assign(launch.op_count, 0);
   worker.lanes.assign(launch.op_count, 0);
   worker.conflicts.assign(launch.op_count, 0);
+  worker.moved.assign(launch.op_count, 0);
+  worker.lds_moved.assign(launch.op_count, 0);
   Workgroup group;
   group.lds.resize(launch.lds_bytes);
   group.lds_written.resize(launch.lds_bytes);
@@ -221,6 +244,8 @@ void gather(Launch& launch, const std::vector<Worker>& workers) {
       launch.executed[i] += worker.executed[i];
       launch.lanes[i] += worker.lanes[i];
       launch.conflicts[i] += worker.conflicts[i];
+      launch.moved[i] += worker.moved[i];
+      launch.lds_moved[i] += worker.lds_moved[i];
     }
     launch.stopped |= worker.stopped;
     for (const Finding& one : worker.findings) {
@@ -250,8 +275,9 @@ __attribute__((visibility("default"))) int emulate(emu::Launch* launch) {
   try {
     uint64_t count = uint64_t{launch->grid[0]} * launch->grid[1] * launch->grid[2];
     uint64_t threads = std::max<uint64_t>(1, std::min<uint64_t>(launch->threads, count));
+    emu::GroupTouches groups(*launch);
     std::vector<emu::Worker> workers(threads);
-    for (emu::Worker& worker : workers) worker.launch = launch;
+    for (emu::Worker& worker : workers) worker.launch = launch, worker.groups = &groups;
     std::atomic<uint64_t> next{0};
     std::atomic<bool> stopped{false}, failed{false};
     auto one = [&](emu::Worker& worker) {
@@ -263,6 +289,8 @@ __attribute__((visibility("default"))) int emulate(emu::Launch* launch) {
         worker.executed.resize(launch->op_count);
         worker.lanes.resize(launch->op_count);
         worker.conflicts.resize(launch->op_count);
+        worker.moved.resize(launch->op_count);
+        worker.lds_moved.resize(launch->op_count);
       }
     };
     std::vector<std::thread> others;
@@ -284,4 +312,6 @@ __attribute__((visibility("default"))) const char* handler_name(int index) { ret
 __attribute__((visibility("default"))) int handler_family(int index) {
   return static_cast<int>(emu::handlers()[index].family);
 }
+// The table itself, of `emu::Handler`: tests put wrong ones into it.
+__attribute__((visibility("default"))) const void* handler_table() { return &emu::handlers(); }
 }

@@ -18,9 +18,20 @@ struct S {
       if (op.src[n] != NO_OPERAND) all &= w.scalar_known(op.src[n], two);
     return all;
   }
-  // Whether a source says all of the result whatever the other is: compilers mask what is undefined with it.
-  bool decides(int n, uint32_t value) const { return w.scalar_known(op.src[n]) && u(n) == value; }
-  bool decides64(int n, uint64_t value) const { return w.scalar_known(op.src[n], true) && uu(n) == value; }
+  // Word 0 or 1 of a source of 64 bits.
+  uint32_t word(int n, int at) const { return static_cast<uint32_t>(uu(n) >> 32 * at); }
+  bool word_known(int n, int at) const {
+    unsigned code = op.src[n];
+    return w.scalar_known(code < 127 && code != NULL_REGISTER ? code + at : code);
+  }
+  // The result of a move or a sum: compilers leave high words unwritten that nobody reads.
+  void set_words(uint64_t value, bool low, bool high) const {
+    w.set(op.dst, static_cast<uint32_t>(value), low);
+    if (op.dst != NULL_REGISTER) w.set(op.dst + 1, static_cast<uint32_t>(value >> 32), high);
+  }
+  void move_words(int n, bool is_known = true) const {
+    set_words(uu(n), is_known && word_known(n, 0), is_known && word_known(n, 1));
+  }
   // Where a loop merges a lane mask that only some paths set, what lanes outside of EXEC had is kept, and used by none.
   bool keeps_idle_lanes() const { return op.src[1] == EXEC && w.known(EXEC); }
   void scc(bool value, bool is_known) const { w.scc = value; w.scc_known = is_known;
@@ -42,12 +53,58 @@ int sign_bits(int64_t v, int bits) {
   return -1;
 }
 
+struct And { static uint32_t of(uint32_t a, uint32_t b) { return a & b; } };
+struct Or { static uint32_t of(uint32_t a, uint32_t b) { return a | b; } };
+struct Xor { static uint32_t of(uint32_t a, uint32_t b) { return a ^ b; } };
+struct Nand { static uint32_t of(uint32_t a, uint32_t b) { return ~(a & b); } };
+struct Nor { static uint32_t of(uint32_t a, uint32_t b) { return ~(a | b); } };
+struct Xnor { static uint32_t of(uint32_t a, uint32_t b) { return ~(a ^ b); } };
+struct AndNot { static uint32_t of(uint32_t a, uint32_t b) { return a & ~b; } };
+struct OrNot { static uint32_t of(uint32_t a, uint32_t b) { return a | ~b; } };
+
+// Bit by bit, so that each word has its own history; and where one source says all of the result whatever the other is,
+// the other may be undefined: compilers mask with it.
+template <class F>
+bool decided(uint32_t a, bool a_known, uint32_t b, bool b_known) {
+  return (a_known && b_known) || (b_known && F::of(0, b) == F::of(~0u, b)) || (a_known && F::of(a, 0) == F::of(a, ~0u));
+}
+
+template <class F, int WORDS>
+void bitwise(Wave& w, const Op& op) {
+  S s{w, op};
+  bool idle = std::is_same_v<F, AndNot> && s.keeps_idle_lanes(), all = true, one = false;
+  uint32_t result[WORDS];
+  bool known[WORDS];
+  for (int at = 0; at < WORDS; ++at) {
+    uint32_t a = WORDS == 1 ? s.u(0) : s.word(0, at), b = WORDS == 1 ? s.u(1) : s.word(1, at);
+    result[at] = F::of(a, b);
+    known[at] = idle || decided<F>(a, s.word_known(0, at), b, s.word_known(1, at));
+    all &= known[at], one |= known[at] && result[at];
+  }
+  uint32_t any = 0;
+  for (int at = 0; at < WORDS; ++at) {
+    if (!at || op.dst != NULL_REGISTER) w.set(op.dst + at, result[at], known[at]);
+    any |= result[at];
+  }
+  s.scc(any != 0, all || one);
+}
+
+template <class F>
+void add_bitwise(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    add(std::string("s_") + name + "_b32", Family::scalar, bitwise<F, 1>);
+    add(std::string("s_") + name + "_b64", Family::scalar, bitwise<F, 2>);
+  }
+}
+
 #define OP32(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(); uint32_t r; (void)s; expr; w.set(op.dst, r, k); })
 #define OP32_SCC(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(), c; uint32_t r; expr; w.set(op.dst, r, k); s.scc(c, k); })
 #define OP32_NZ(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(); uint32_t r; expr; w.set(op.dst, r, k); s.scc(r != 0, k); })
 #define OP64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(true); uint64_t r; (void)s; expr; w.set_pair(op.dst, r, k); })
 #define OP64_NZ(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(true); uint64_t r; expr; w.set_pair(op.dst, r, k); s.scc(r != 0, k); })
 #define OP32_64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(); uint64_t r; expr; w.set_pair(op.dst, r, k); })
+// Of sums, products and shifts to the left the low word depends on low words alone.
+#define LOW64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.set_words((expr), s.word_known(0, 0) && s.word_known(1, 0), s.known(true)); })
 // A 64-bit value and a shift, or a field, of 32 bits.
 #define SHIFT64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = w.scalar_known(op.src[0], true) && w.scalar_known(op.src[1]); uint64_t r; expr; w.set_pair(op.dst, r, k); s.scc(r != 0, k); })
 #define COMPARE(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.scc((expr), s.known()); })
@@ -59,9 +116,9 @@ int sign_bits(int64_t v, int bits) {
 
 void moves() {
   OP32("s_mov_b32", r = s.u(0));
-  OP64("s_mov_b64", r = s.uu(0));
+  add("s_mov_b64", Family::scalar, [](Wave& w, const Op& op) { S{w, op}.move_words(0); });
   add("s_cmov_b32", Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; if (w.scc) w.set(op.dst, s.u(0), s.known() && w.scc_known); });
-  add("s_cmov_b64", Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; if (w.scc) w.set_pair(op.dst, s.uu(0), s.known(true) && w.scc_known); });
+  add("s_cmov_b64", Family::scalar, [](Wave& w, const Op& op) { if (w.scc) S{w, op}.move_words(0, w.scc_known); });
   OP32_NZ("s_not_b32", r = ~s.u(0));
   OP64_NZ("s_not_b64", r = ~s.uu(0));
   OP32("s_brev_b32", r = reverse(s.u(0)));
@@ -135,11 +192,11 @@ void arithmetic() {
     OP32_SCC(name, uint64_t t = uint64_t{s.u(0)} + s.u(1) + w.scc; r = t; c = t >> 32; k &= w.scc_known);
   for (const char* name : {"s_subb_u32", "s_sub_co_ci_u32"})
     OP32_SCC(name, uint64_t t = uint64_t{s.u(1)} + w.scc; r = s.u(0) - t; c = t > s.u(0); k &= w.scc_known);
-  OP64("s_add_nc_u64", r = s.uu(0) + s.uu(1));
-  OP64("s_add_u64", r = s.uu(0) + s.uu(1));
-  OP64("s_sub_nc_u64", r = s.uu(0) - s.uu(1));
-  OP64("s_sub_u64", r = s.uu(0) - s.uu(1));
-  OP64("s_mul_u64", r = s.uu(0) * s.uu(1));
+  LOW64("s_add_nc_u64", s.uu(0) + s.uu(1));
+  LOW64("s_add_u64", s.uu(0) + s.uu(1));
+  LOW64("s_sub_nc_u64", s.uu(0) - s.uu(1));
+  LOW64("s_sub_u64", s.uu(0) - s.uu(1));
+  LOW64("s_mul_u64", s.uu(0) * s.uu(1));
   OP32("s_mul_i32", r = s.u(0) * s.u(1));
   OP32("s_mul_hi_u32", r = uint64_t{s.u(0)} * s.u(1) >> 32);
   OP32("s_mul_hi_i32", r = static_cast<uint64_t>(int64_t{s.i(0)} * s.i(1)) >> 32);
@@ -148,30 +205,18 @@ void arithmetic() {
   OP32_SCC("s_max_i32", c = s.i(0) >= s.i(1); r = c ? s.u(0) : s.u(1));
   OP32_SCC("s_max_u32", c = s.u(0) >= s.u(1); r = c ? s.u(0) : s.u(1));
   OP32_NZ("s_absdiff_i32", int32_t d = s.u(0) - s.u(1); r = d < 0 ? -static_cast<uint32_t>(d) : d);
-  OP32_NZ("s_and_b32", r = s.u(0) & s.u(1); k |= s.decides(0, 0u) || s.decides(1, 0u));
-  OP32_NZ("s_or_b32", r = s.u(0) | s.u(1); k |= s.decides(0, ~0u) || s.decides(1, ~0u));
-  OP32_NZ("s_xor_b32", r = s.u(0) ^ s.u(1));
-  OP32_NZ("s_nand_b32", r = ~(s.u(0) & s.u(1)); k |= s.decides(0, 0u) || s.decides(1, 0u));
-  OP32_NZ("s_nor_b32", r = ~(s.u(0) | s.u(1)); k |= s.decides(0, ~0u) || s.decides(1, ~0u));
-  OP32_NZ("s_xnor_b32", r = ~(s.u(0) ^ s.u(1)));
-  OP64_NZ("s_and_b64", r = s.uu(0) & s.uu(1); k |= s.decides64(0, 0ull) || s.decides64(1, 0ull));
-  OP64_NZ("s_or_b64", r = s.uu(0) | s.uu(1); k |= s.decides64(0, ~0ull) || s.decides64(1, ~0ull));
-  OP64_NZ("s_xor_b64", r = s.uu(0) ^ s.uu(1));
-  OP64_NZ("s_nand_b64", r = ~(s.uu(0) & s.uu(1)); k |= s.decides64(0, 0ull) || s.decides64(1, 0ull));
-  OP64_NZ("s_nor_b64", r = ~(s.uu(0) | s.uu(1)); k |= s.decides64(0, ~0ull) || s.decides64(1, ~0ull));
-  OP64_NZ("s_xnor_b64", r = ~(s.uu(0) ^ s.uu(1)));
-  for (const char* name : {"s_andn2_b32", "s_and_not1_b32"})
-    OP32_NZ(name, r = s.u(0) & ~s.u(1); k |= s.decides(0, 0u) || s.decides(1, ~0u) || s.keeps_idle_lanes());
-  for (const char* name : {"s_orn2_b32", "s_or_not1_b32"})
-    OP32_NZ(name, r = s.u(0) | ~s.u(1); k |= s.decides(0, ~0u) || s.decides(1, 0u));
-  for (const char* name : {"s_andn2_b64", "s_and_not1_b64"})
-    OP64_NZ(name, r = s.uu(0) & ~s.uu(1); k |= s.decides64(0, 0ull) || s.decides64(1, ~0ull) || s.keeps_idle_lanes());
-  for (const char* name : {"s_orn2_b64", "s_or_not1_b64"})
-    OP64_NZ(name, r = s.uu(0) | ~s.uu(1); k |= s.decides64(0, ~0ull) || s.decides64(1, 0ull));
+  add_bitwise<And>({"and"}), add_bitwise<Or>({"or"}), add_bitwise<Xor>({"xor"});
+  add_bitwise<Nand>({"nand"}), add_bitwise<Nor>({"nor"}), add_bitwise<Xnor>({"xnor"});
+  add_bitwise<AndNot>({"andn2", "and_not1"}), add_bitwise<OrNot>({"orn2", "or_not1"});
   OP32_NZ("s_lshl_b32", r = s.u(0) << (s.u(1) & 31));
   OP32_NZ("s_lshr_b32", r = s.u(0) >> (s.u(1) & 31));
   OP32_NZ("s_ashr_i32", r = s.i(0) >> (s.u(1) & 31));
-  SHIFT64("s_lshl_b64", r = s.uu(0) << (s.u(1) & 63));
+  add("s_lshl_b64", Family::scalar, [](Wave& w, const Op& op) {
+    S s{w, op};
+    uint64_t r = s.uu(0) << (s.u(1) & 63);
+    bool low = s.word_known(0, 0) && s.word_known(1, 0), all = low && s.word_known(0, 1);
+    s.set_words(r, low, all), s.scc(r != 0, all || (low && static_cast<uint32_t>(r)));
+  });
   SHIFT64("s_lshr_b64", r = s.uu(0) >> (s.u(1) & 63));
   SHIFT64("s_ashr_i64", r = s.ii(0) >> (s.u(1) & 63));
   OP32("s_bfm_b32", r = ((1u << (s.u(0) & 31)) - 1) << (s.u(1) & 31));
@@ -190,7 +235,7 @@ void arithmetic() {
   OP32("s_pack_hl_b32_b16", r = s.u(0) >> 16 | s.u(1) << 16);
   // what is not selected may be unwritten
   add("s_cselect_b32", Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; int i = !w.scc; w.set(op.dst, s.u(i), w.scc_known && w.scalar_known(op.src[i])); });
-  add("s_cselect_b64", Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; int i = !w.scc; w.set_pair(op.dst, s.uu(i), w.scc_known && w.scalar_known(op.src[i], true)); });
+  add("s_cselect_b64", Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.move_words(!w.scc, w.scc_known); });
 }
 
 void compares() {

@@ -7,6 +7,7 @@
 
 #include "abi.h"
 #include "float16.h"
+#include "group_touches.h"
 #include "waits.h"
 
 namespace emu {
@@ -40,6 +41,8 @@ struct Wave {
   int32_t param = 0;       // of the handler that runs
   bool indexed = false;    // CDNA: M0 is added to the registers that its bits 12 to 15 name
   uint32_t signalled = 0;  // split barriers: signals of its own that it has not waited for
+  uint64_t raced = 0;      // lanes of the load that runs whose bytes another wave stored, with no barrier between
+  std::vector<Finding> races;  // such loads, by instruction: told of where what they gave is used
   std::vector<Register> vgpr;       // 0 to 255, then the accumulation registers
   std::vector<uint64_t> vgpr_known; // a bit for each lane
   Waits waits;
@@ -55,7 +58,7 @@ struct Wave {
   uint64_t mask(unsigned code) const { return lanes == 64 ? pair(code) : sgpr[code]; }
   bool rdna() const { return launch->major >= 11; }
   bool known(unsigned code) const {
-    if (code >= 128 || sgpr_known[code >> 6] >> (code & 63) & 1) return true;
+    if (code >= 128 || code == NULL_REGISTER || sgpr_known[code >> 6] >> (code & 63) & 1) return true;
     blamed = code;
     return false;
   }
@@ -91,7 +94,7 @@ struct Wave {
   uint64_t& vector_known(unsigned code) { return vgpr_known[std::min<unsigned>(code - VGPR, vgpr_known.size() - 1)]; }
   bool stops() const { return state == State::ended; }
 
-  // Scalar operands, see operands.cpp.
+  // Scalar operands, see sources.cpp.
   uint32_t scalar(const Op& op, unsigned code) const;
   uint64_t scalar64(const Op& op, unsigned code) const;
   bool scalar_known(unsigned code, bool two = false) const {
@@ -169,13 +172,21 @@ struct Workgroup {
 struct Worker {
   const Launch* launch;
   std::vector<Finding> findings;
-  std::vector<uint64_t> executed, lanes, conflicts;
+  GroupTouches* groups;
+  std::vector<uint64_t> executed, lanes, conflicts, moved, lds_moved;
   bool stopped = false;
   void report(Wave& wave, Kind kind, unsigned lane, uint64_t address = 0, uint32_t bytes = 0, int64_t distance = 0,
-              uint32_t region = 0xffffffff, uint32_t other_wave = NO_WAVE, uint32_t other_record = NO_RECORD);
+              uint32_t region = 0xffffffff, uint32_t other_wave = NO_WAVE, uint32_t other_record = NO_RECORD,
+              uint32_t other_group = 0);
+  void report_races(Wave& wave);  // all that the wave has noted
   // A value that nobody wrote: with the instruction that it comes from.
   void report_unwritten(Wave& wave, unsigned lane);
 };
+
+Finding finding_of(const Wave& wave, Kind kind, unsigned lane, uint64_t address, uint32_t bytes, int64_t distance,
+                   uint32_t region, uint32_t other_wave, uint32_t other_record, uint32_t other_group = 0);
+// Adds one, or counts it where there is one of its kind and instruction.
+void note(std::vector<Finding>& findings, const Finding& one);
 
 // An instruction that the engine has no semantics for, or not with these modifiers: the wave ends there.
 inline void refuse(Wave& wave, Kind kind = Kind::unsupported) {
