@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from portakernel.emulation.memory import service_at
 from portakernel.emulation.operand_text import register
 
 # The other wave of a finding that has none, as in ``engine/wave.h``.
@@ -29,6 +30,7 @@ class Kind(IntEnum):
     DEADLOCK = 13
     GROUP_CONFLICT = 14
     UNWAITED = 15
+    HOST_SERVICE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Finding:
         if self.kind is Kind.GROUP_CONFLICT:
             of = f"{self.region} at {self.address:#x}"
             return f"{of} is touched by another workgroup too, {self.other_workgroup}, and nothing orders them"
+        if self.kind is Kind.UNSUPPORTED and self.instruction == "s_trap":
+            return "the kernel ends itself: an assert does not hold, or a trap is reached"
         other = f"{self.other_text} at {self.other_offset:#x}"
         if self.kind is Kind.UNWAITED:
             return f"{register(self.address)} is used before a wait for what loads it ({other})"
@@ -99,6 +103,7 @@ class Finding:
             Kind.UNINITIALISED_LDS: f"a load of LDS byte {self.address}, which nobody wrote",
             Kind.UNINITIALISED_REGISTER: "an address, a stored value or a branch comes from a register nobody wrote",
             Kind.BUDGET: "the wave has used up its instructions: an endless loop",
+            Kind.HOST_SERVICE: f"the kernel asks for {service_at(self.address)}, which the emulator does not have",
             Kind.UNKNOWN: "no table or handler knows this instruction",
             Kind.UNSUPPORTED: "the engine does not execute this instruction with these operands",
             Kind.BAD_JUMP: f"a jump to {self.address:#x}, where no instruction begins",

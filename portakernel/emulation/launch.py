@@ -16,7 +16,7 @@ from portakernel.emulation.code_object import Argument, Kernel, LoadedObject
 from portakernel.emulation.counts import Counts, counted
 from portakernel.emulation.errors import EmulationError
 from portakernel.emulation.finding import Finding, Kind
-from portakernel.emulation.memory import CODE_BASE, KERNARG_BASE, PACKET_BASE, Memory
+from portakernel.emulation.memory import CODE_BASE, KERNARG_BASE, PACKET_BASE, Memory, service_addresses
 from portakernel.emulation.operand_text import describe
 from portakernel.emulation.program import Program, program
 
@@ -159,19 +159,22 @@ def _kernarg(
         hidden[f"hidden_block_count_{letter}"] = grid[axis]
         hidden[f"hidden_group_size_{letter}"] = block[axis]
     hidden["hidden_dynamic_lds_size"] = dynamic_lds
+    hidden |= service_addresses()
     hidden["hidden_private_base"], hidden["hidden_shared_base"] = _PRIVATE_APERTURE, _SHARED_APERTURE
     for place in kernel.arguments:
-        if place.hidden:  # offsets and remainders are 0; there is no queue, heap or host to point at
-            value = hidden.get(place.kind, 0)
+        if place.hidden:  # offsets and remainders are 0
+            value = hidden.get(place.kind, 0) & (1 << 8 * place.size) - 1  # whatever size the metadata gives it
             data[place.offset : place.offset + place.size] = value.to_bytes(place.size, "little")
     return data
 
 
 def _value(place: Argument, name: str, value: Any, memory: Memory) -> bytes:
     if place.kind in ("global_buffer", "dynamic_shared_pointer"):
-        if isinstance(value, int) or value is None:
-            return (value or 0).to_bytes(place.size, "little")
-        return memory.add_tensor(value, name).to_bytes(place.size, "little")
+        address = value or 0 if isinstance(value, int) or value is None else memory.add_tensor(value, name)
+        try:
+            return address.to_bytes(place.size, "little")
+        except OverflowError as error:
+            raise EmulationError(f"pointer {address:#x} does not fit argument {name} of {place.size} bytes") from error
     if isinstance(value, bytes | bytearray) and len(value) == place.size:
         return bytes(value)
     try:

@@ -11,7 +11,29 @@ from portakernel.emulation.errors import EmulationError
 
 # Tensors lie far from each other, so that an access outside of one is not one inside of another.
 _FIRST, _STEP = 0x10_0000_0000, 0x1_0000_0000
+# What a host does for kernels, by the hidden argument that says where it is asked for: nothing lies there, and the
+# engine names who asks (``engine/wave.h``).
+_HOST_SERVICES, _SERVICE_STEP = 0x7C00_0000_0000, 0x1_0000_0000
+SERVICES = {
+    "hidden_hostcall_buffer": "a call of the host, as printf is one",
+    "hidden_printf_buffer": "printf",
+    "hidden_heap_v1": "memory of the device's heap, as malloc gives it",
+    "hidden_default_queue": "a launch by the kernel",
+    "hidden_completion_action": "a launch by the kernel",
+    "hidden_multigrid_sync_arg": "a cooperative launch, whose workgroups wait for each other",
+}
 CODE_BASE, KERNARG_BASE, PACKET_BASE = 0x7F00_0000_0000, 0x7E00_0000_0000, 0x7D00_0000_0000
+
+
+def service_addresses() -> dict[str, int]:
+    """For each hidden argument of these the address that it holds."""
+    return {kind: _HOST_SERVICES + number * _SERVICE_STEP for number, kind in enumerate(SERVICES)}
+
+
+def service_at(address: int) -> str:
+    """What a host is asked for at an address."""
+    number = (address - _HOST_SERVICES) // _SERVICE_STEP
+    return tuple(SERVICES.values())[number] if 0 <= number < len(SERVICES) else "a service"
 
 
 @dataclass(slots=True)

@@ -122,6 +122,52 @@ def test_arguments_that_do_not_fit_are_named(code, arguments, message):
         launch(code, arguments)
 
 
+@pytest.mark.parametrize("size", [0, 4, 9])
+def test_a_pointer_that_is_given_another_size_than_pointers_have_is_named_or_fits(code, size):
+    """The metadata says how many bytes of the arguments are each of them; it is a file's, which may say anything."""
+    place = code.index(b".size\x08", code.index(b".offset\x00")) + 5
+    data = altered(code, place, "<B", size)
+    if size > 7:
+        assert launch(data).counts.total
+        return
+    with pytest.raises(
+        EmulationError, match=rf"^pointer 0x[0-9a-f]+ does not fit argument argument 0 of {size} bytes$"
+    ):
+        launch(data)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_metadata_ends_the_process(code, seed):
+    draw = random.Random(seed)
+    note = code.index(b"AMDGPU\0")
+    refused = 0
+    for _ in range(200):
+        changed = bytearray(code)
+        for _ in range(draw.randrange(1, 4)):
+            changed[note + draw.randrange(0x500)] = draw.randrange(256)
+        try:
+            launch(bytes(changed), budget=3_000, threads=1)
+        except EmulationError:
+            refused += 1
+    assert refused > 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_descriptor_ends_the_process(code, seed):
+    draw = random.Random(seed)
+    at = descriptor_at(code)
+    refused = 0
+    for _ in range(200):
+        changed = bytearray(code)
+        for _ in range(draw.randrange(1, 4)):
+            changed[at + draw.randrange(64)] = draw.randrange(256)
+        try:
+            launch(bytes(changed), budget=3_000, threads=1)
+        except EmulationError:
+            refused += 1
+    assert refused > 20
+
+
 @pytest.mark.parametrize("block", [0, 2000])
 def test_a_block_that_no_workgroup_can_be_is_refused(code, block):
     with pytest.raises(

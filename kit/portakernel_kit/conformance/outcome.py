@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from portakernel.claims.capability import CannotRun
+from portakernel.emulation import EmulationError, FindingsError
 from portakernel.registry.kernel import Kernel
 from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Aspect, Result, Status
@@ -41,6 +42,8 @@ def attempt(aspect: Aspect, check: Callable[[], Sequence[str]]) -> Outcome:
         status, detail = "skipped", f"{DECLARED}: {declared}"
     except OpFault as fault:
         detail, trace = str(fault), traceback.format_exc()
+    except (EmulationError, FindingsError) as told:  # about the kernel's machine code, and no line of Python
+        detail = f"{type(told).__name__}: {told}"
     except Exception as error:  # noqa: BLE001 - the plugin border: a kernel that raises fails its case, not the kit
         detail, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
     return Outcome(aspect, status, detail, time.perf_counter() - start, trace)

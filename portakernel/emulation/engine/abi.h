@@ -57,7 +57,7 @@ struct Region {
 
 enum class Kind : uint32_t {
   outside = 1, read_only, misaligned, uninitialised_lds, uninitialised_register, conflict, budget, unknown, unsupported,
-  bad_jump, outside_lds, uninitialised_memory, deadlock, group_conflict, unwaited,
+  bad_jump, outside_lds, uninitialised_memory, deadlock, group_conflict, unwaited, host_service,
 };
 
 struct Finding {

@@ -116,6 +116,12 @@ uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, un
     int64_t distance = address < r.base ? static_cast<int64_t>(address - r.base) : past;
     if (std::llabs(distance) < std::llabs(nearest)) nearest = distance, near = i;
   }
+  if (address >> 40 == HOST_SERVICES >> 40) {  // a wave would wait for ever for what nobody does
+    wave.worker->report(wave, Kind::host_service, lane, address, bytes);
+    wave.worker->stopped = true;
+    wave.state = State::ended;
+    return nullptr;
+  }
   wave.worker->report(wave, Kind::outside, lane, address, bytes, nearest, near);
   return nullptr;
 }

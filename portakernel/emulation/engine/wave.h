@@ -14,6 +14,8 @@ namespace emu {
 
 constexpr int MOST_LANES = 64;
 constexpr uint64_t SHARED_APERTURE = 0xff01ull << 32, PRIVATE_APERTURE = 0xff02ull << 32;
+// Where kernels find what a host does for them: printf's buffer, the heap. Nothing lies there; see ../memory.py.
+constexpr uint64_t HOST_SERVICES = 0x7c00ull << 32;
 constexpr uint32_t NO_WAVE = 0xff, NO_RECORD = 0xffffffff, SCALARS = 132, SCC_ORIGIN = 128;
 
 struct alignas(64) Register {
