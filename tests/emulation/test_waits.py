@@ -105,7 +105,9 @@ EARLY = {
     "a load of memory": (["global_load_b32 %0, %3, off", move(A), "LOADS 0"], "global_load_b32", "v_mov_b32"),
     "the second of two loads": ([*TWO_LOADS, "LOADS 1", move(B), "LOADS 0"], "global_load_b32", "v_mov_b32"),
     "a load of LDS": (["ds_load_b32 %0, %4", move(A), "LDS 0"], "ds_load_b32", "v_mov_b32"),
-    "a permutation": (["v_mov_b32 %1, 7", "ds_bpermute_b32 %0, %4, %1", move(A), "LDS 0"], "ds_bpermute_b32", "v_mov_b32"),
+    "a permutation": (
+        ["v_mov_b32 %1, 7", "ds_bpermute_b32 %0, %4, %1", move(A), "LDS 0"], "ds_bpermute_b32", "v_mov_b32",
+    ),
     "a load of memory, waited for as one of LDS": (
         ["global_load_b32 %0, %3, off", "LDS 0", move(A), "LOADS 0"], "global_load_b32", "v_mov_b32",
     ),
@@ -120,7 +122,10 @@ EARLY = {
     "a loaded address": (
         ["ds_load_b32 %1, %4", "ds_load_b32 %0, %1", "LDS 0", "v_mov_b32 %2, 0"], "ds_load_b32", "ds_load_b32",
     ),
-    "a stored value": (["global_load_b32 %0, %3, off", "global_store_b32 %6, %0, off", "LOADS 0"], "global_load_b32", "global_store_b32"),
+    "a stored value": (
+        ["global_load_b32 %0, %3, off", "global_store_b32 %6, %0, off", "LOADS 0"],
+        "global_load_b32", "global_store_b32",
+    ),
     "an overwritten register": (
         ["global_load_b32 %0, %3, off", "v_mov_b32 %0, 3", "LOADS 0", move(A)], "global_load_b32", "v_mov_b32",
     ),
@@ -191,10 +196,9 @@ def test_each_wait_that_a_compiled_kernel_loses_is_noticed_or_was_not_needed(arc
     for place in places:
         changed = bytearray(code)
         struct.pack_into("<I", changed, at + place, 0xBF800000)
-        ran = emulate(
-            bytes(changed), "softmax", (2,), (4 * wave_size(arch),), [torch.randn(2, 1000), torch.zeros(2, 1000), 1000, None, None],
-            arch, dynamic_lds=shared,
-        )  # fmt: skip
+        given = [torch.randn(2, 1000), torch.zeros(2, 1000), 1000, None, None]
+        block = (4 * wave_size(arch),)
+        ran = emulate(bytes(changed), "softmax", (2,), block, given, arch, dynamic_lds=shared)
         assert {one.kind for one in ran.findings} <= {Kind.UNWAITED}
         noticed += bool(ran.findings)
     assert noticed >= 4
