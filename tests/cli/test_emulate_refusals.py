@@ -1,4 +1,4 @@
-"""What the emulator does not do is refused by name where users meet it, in a line for each launch, with no traceback."""
+"""What the emulator does not do is refused by name where users meet it: a line for each launch, and no traceback."""
 
 from __future__ import annotations
 
