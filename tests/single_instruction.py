@@ -170,7 +170,7 @@ def run_single(
     launch.private_bytes = 256
     launch.registers = state.ctypes.data
     loaded = LoadedObject(known, 5, (), code, 0, {}, b"", b"")
-    ran = run(Program(loaded, records, numbers, len(flow), ops, index_at, Lines()), launch, memory)
+    ran = run(Program(loaded, records, numbers, len(flow), ops, index_at, Lines(), frozenset()), launch, memory)
     kinds = frozenset(finding.kind for finding in ran.findings)
     return Registers(known, vector, scalar, bool(state[-1]), kinds, records)
 

@@ -21,7 +21,8 @@ _USER_SGPRS = (
     ("private_segment_buffer", 4), ("dispatch_ptr", 2), ("queue_ptr", 2), ("kernarg_segment_ptr", 2),
     ("dispatch_id", 2), ("flat_scratch_init", 2), ("private_segment_size", 1),
 )  # fmt: skip
-_PRELOAD_ENTRY = 256
+# Where arguments are preloaded, what loads them for older firmware stands before the entry, in so many bytes.
+PRELOAD_ENTRY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,7 @@ def _kernel(described: dict[str, Any], symbols: Mapping[str, int], segments: tup
     if int(described.get(".vgpr_count", 0)) > 512 or registers > 1024 or int(described.get(".sgpr_count", 0)) > 128:
         raise EmulationError(f"kernel {name} asks for {registers} vector registers; there are 512")
     return Kernel(
-        name, address + entry + (_PRELOAD_ENTRY if words else 0), wave_size, lds, private, kernarg, arguments, user,
+        name, address + entry + (PRELOAD_ENTRY if words else 0), wave_size, lds, private, kernarg, arguments, user,
         count, (preload >> 7 & 0x1FF) * 4, words,
         (bool(rsrc2 >> 7 & 1), bool(rsrc2 >> 8 & 1), bool(rsrc2 >> 9 & 1)), bool(rsrc2 >> 10 & 1), rsrc2 >> 11 & 3,
         rsrc1 >> 12 & 0xFF, int(described.get(".vgpr_count", 0)), int(described.get(".sgpr_count", 0)),

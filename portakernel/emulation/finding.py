@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-
 # The other wave of a finding that has none, as in ``engine/wave.h``.
 NO_WAVE = 0xFF
 

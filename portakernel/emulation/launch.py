@@ -104,9 +104,11 @@ def run(made: Program, launch: abi.Launch, memory: Memory) -> Run:
     for record, count in zip(made.records, counters[0], strict=True):
         if count:
             executed[record.name] = executed.get(record.name, 0) + count
+            if record.pair >= 0:  # the engine counts a dual instruction once, by its first half
+                second = made.records[record.pair].name
+                executed[second] = executed.get(second, 0) + count
     counts = counted(made.records, made.handlers, *counters)
-    present = frozenset(one.name for one in made.records)
-    return Run(told, counts, bool(launch.stopped), executed, present)
+    return Run(told, counts, bool(launch.stopped), executed, made.names)
 
 
 def _three(sizes: Sequence[int], name: str) -> tuple[int, int, int]:

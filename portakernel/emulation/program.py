@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from portakernel.emulation import abi
 from portakernel.emulation.build import handler
-from portakernel.emulation.code_object import Kernel, LoadedObject, load
+from portakernel.emulation.code_object import PRELOAD_ENTRY, Kernel, LoadedObject, load
 from portakernel.emulation.decoder import decode
 from portakernel.emulation.errors import EmulationError
 from portakernel.emulation.lines import Lines
@@ -17,7 +18,10 @@ from portakernel.emulation.record import Record
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Instructions in the order of .text (``flow_count``), then the second halves of dual ones; ``ops`` packed."""
+    """Instructions in the order of .text (``flow_count``), then the second halves of dual ones; ``ops`` packed.
+
+    ``names``: of all instructions but those before a kernel's entry that only firmware executes which preloads nothing.
+    """
 
     loaded: LoadedObject
     records: tuple[Record, ...]
@@ -26,6 +30,7 @@ class Program:
     ops: ctypes.Array[ctypes.c_char]
     index_at: ctypes.Array[ctypes.c_int32]
     lines: Lines
+    names: frozenset[str]
 
     def entry(self, kernel: Kernel) -> int:
         """The index of a kernel's first instruction.
@@ -75,7 +80,14 @@ def program(data: bytes, arch: str) -> Program:
     for index, one in enumerate(flow):
         index_at[one.offset // 4] = index
     ops = ctypes.create_string_buffer(packed, max(1, len(packed)))
-    return Program(loaded, records, handlers, len(flow), ops, index_at, Lines.read(loaded))
+    names = _names(loaded, records)
+    return Program(loaded, records, handlers, len(flow), ops, index_at, Lines.read(loaded), names)
+
+
+def _names(loaded: LoadedObject, records: Sequence[Record]) -> frozenset[str]:
+    entries = [one.entry - loaded.text_address for one in loaded.kernels.values() if one.preload_words]
+    headers = [range(entry - PRELOAD_ENTRY, entry) for entry in entries]
+    return frozenset(one.name for one in records if not any(one.offset in header for header in headers))
 
 
 def describe(record: Record) -> str:

@@ -8,10 +8,12 @@ pytest.importorskip("tinygrad")
 pytest.importorskip("triton")
 from cxx import HAS_CXX
 
+from portakernel import runtime
 from portakernel.words.target import Target
 from portakernel_kit.conformance import runner
 from portakernel_kit.conformance.suite import Suite
 from portakernel_kit.conformance.venue import Emulated, Unavailable, Venue, find_venue
+from portakernel_kit.conformance.written import forward_of
 
 pytestmark = [
     pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine"),
@@ -120,3 +122,19 @@ def test_what_cannot_be_emulated_says_why(acme):
     assert find_venue(now, kernel, elsewhere) == Unavailable("serves amd gfx942, not amd:gfx1100")
     (result,) = runner.run(now, kernel, find_venue(now, kernel, WHERE), seed=1)
     assert (result.status, result.detail) == ("skipped", reason)
+
+
+@pytest.mark.parametrize(("name", "computes"), [("no tokens", False), ("first and last slot", True)])
+def test_a_call_that_has_nothing_to_write_need_not_launch_anything(name, computes):
+    now = runtime.dispatcher()
+    kernel = now.registry.kernels["triton.write_latent_cache"]
+    venue = find_venue(now, kernel, WHERE)
+    assert isinstance(venue, Venue)
+    assert venue.emulator is not None
+    suite = Suite(now, kernel, venue, 7)
+    unit = next(unit for unit in suite.case_units if unit.case is not None and unit.case.name == name)
+    results = list(suite.run(unit))
+    assert [str(result) for result in results if result.status != "passed"] == []
+    assert {result.aspect for result in results} >= {"forward", "written"}
+    assert (venue.emulator.launched > 0) == computes
+    assert forward_of(suite._trial(unit.case, dict(unit.dtypes))).computes() == computes

@@ -361,9 +361,7 @@ def difference(case: Case, expected: State, got: State) -> str:
             to is not None
             and to.is_float
             and to.index == at
-            and _same_float(
-                int(expected.scalar[at]), int(got.scalar[at]), F32, UNITS.get(case.name.replace("v_s_", "v_"), 0)
-            )
+            and _same_scalar(case, to, int(expected.scalar[at]), int(got.scalar[at]))
         ):
             continue
         return f"s{at}: {int(got.scalar[at]):#x}, not {int(expected.scalar[at]):#x}"
@@ -456,6 +454,13 @@ def _is_far(case: Case, state: State, lane: int) -> bool:
         bits = state.vectors(operand.index, lane, 1)
     bits = (bits >> 16 if operand.high else bits) & ((1 << form.width) - 1)
     return not abs(floats.to_python(bits, form)) <= 256
+
+
+def _same_scalar(case: Case, result: Operand, a: int, b: int) -> bool:
+    units = UNITS.get(case.name.replace("v_s_", "v_"), 0)
+    if _result_format(case, result) is F16:  # the other half is no number
+        return a >> 16 == b >> 16 and _same_float(a & 0xFFFF, b & 0xFFFF, F16, units)
+    return _same_float(a, b, F32, units)
 
 
 def _result_format(case: Case, result: Operand) -> Format | None:

@@ -227,9 +227,10 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
             continue
         if result is not None and result.kind == "s":
             bits = names["D0"].value
-            bits = _scaled(case, bits, F32) if case.omod else bits
+            form, width = (F16, 16) if case.name.endswith("_f16") else (F32, 32)
+            bits = _scaled(case, bits, form) if case.omod else bits
             if case.omod and case.clamp:
-                bits = _clamped(Value("f", 32, bits), "f32", packed=False).bits
+                bits = _clamped(Value("f", width, bits), f"f{width}", packed=False).bits
             return new.set_scalars(result.index, 1, bits)
         if carried:
             bit = names["VCC"].value & 1 if case.name.startswith("v_div_scale") else names["VCC"].value >> lane & 1

@@ -61,6 +61,10 @@ class Forward:
         """The outputs' names."""
         return [output.name for output in self.trial.contract.outputs]
 
+    def computes(self) -> bool:
+        """Whether there is anything to compute: a result with elements."""
+        return any(isinstance(result, Tensor) and result.numel() > 0 for call in self.calls for result in call)
+
     def run(self, outs: Sequence[Tensor] | None = None, label: str = "") -> tuple[Tensor, ...]:
         """The outputs of one call; into ``outs`` where given."""
         trial = self.trial

@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-from torch import Tensor
 
 from portakernel import runtime
 from portakernel.calling.caller import OpCaller
@@ -58,10 +55,6 @@ _NO_CALL = (ArgumentTypeError, ArgumentValueError, IndexError)
 _MAX_ELEMENTS = 1 << 22
 # Calls that are made a hundred times are of up to so many.
 _REPEATED_ELEMENTS = 1 << 14
-
-
-def _has_elements(results: Sequence[Any]) -> bool:
-    return any(isinstance(result, Tensor) and result.numel() for result in results)
 
 
 def most_elements(venue: Venue) -> int:
@@ -306,7 +299,7 @@ class Suite:
         for outcome in forward.outcomes():
             found.append(outcome)
             yield outcome
-        if self.venue.emulator and self.venue.emulator.launched == before_it and any(map(_has_elements, forward.calls)):
+        if self.venue.emulator and self.venue.emulator.launched == before_it and forward.calls and forward.computes():
             yield Outcome("claim", "failed", "the call launched nothing: no machine code was emulated")
         backward = Backward(trial, generator(self.seed, unit.name, "gradients"))
         for outcome in backward.outcomes() if case.backward else ():

@@ -62,6 +62,10 @@ class Written:
         """The names of the arguments that are written."""
         return [result.name for result in self.trial.inputs.results]
 
+    def computes(self) -> bool:
+        """Whether there is anything to write: not of no tokens, or of none that has a place."""
+        return not all(bool(stays.all()) for stays in self.trial.truth.untouched().values())
+
     def fresh(self) -> list[str]:
         """Two calls, each on copies that lie in memory like the arguments: the right numbers."""
         self.calls = [call_on_twins(self.trial, label) for label in ("forward", "a second forward")]

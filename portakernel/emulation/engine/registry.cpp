@@ -20,6 +20,7 @@ const Table& table() {
     add("unknown", Family::unknown, [](Wave& wave, const Op&) { refuse(wave, Kind::unknown); });
     register_scalar();
     register_scalar_float();
+    register_scalar_half();
     register_control();
     register_scalar_memory();
     register_vector_float();

@@ -32,6 +32,7 @@ int find(const char* name);
 // The files.
 void register_scalar();
 void register_scalar_float();
+void register_scalar_half();
 void register_control();
 void register_scalar_memory();
 void register_vector_float();
