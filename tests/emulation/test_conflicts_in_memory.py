@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("tinygrad")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 import torch
+import triton
 import triton.language as tl
 from cxx import HAS_CXX
 from emulated_hip import needs_hip
@@ -101,7 +102,8 @@ extern "C" __global__ void masked(int* x, int* out) {
   int t = threadIdx.x, loaded;
   x[t] = t + 1;
   asm volatile("global_load_dword %0, %1, off\n WAIT" : "=v"(loaded) : "v"(x) : "memory");
-  asm volatile("v_cmp_lt_i32 VCC, 0, %0\n s_and_saveexec_BITS SAVED, VCC\n global_store_dword %1, %2, off\n s_mov_BITS EXEC, SAVED"
+  asm volatile("v_cmp_lt_i32 VCC, 0, %0\n s_and_saveexec_BITS SAVED, VCC\n global_store_dword %1, %2, off\n"
+               "s_mov_BITS EXEC, SAVED"
                :: "v"(loaded), "v"(out + t), "v"(t) : "vcc", "s40", "s41", "memory");
 }
 """
