@@ -1,9 +1,10 @@
 """AMD's machine code on the CPU, instruction by instruction: what a kernel computes, touches and executes.
 
-``emulate`` (``launch``) loads a code object (``code_object``), decodes its .text once (``encodings``, ``decoder``,
-``program``) into records (``record``) that the engine executes (``engine/``, compiled by ``build``), gives it the
-arguments' memory (``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows
-source lines.
+``emulate`` (``launch``) loads a code object (``code_object``), decodes its .text once (``decoder``, ``program``) into
+records (``record``) that the engine executes (``engine/``, compiled by ``build``), gives it the arguments' memory
+(``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows source lines. Of an
+instruction ``encodings`` knows name and fields, ``word`` reads them, and ``alu_formats`` and ``memory_formats`` know
+which operands they name.
 
 ``emulating`` (``session``) runs kernels by their own Python entries: what they launch is compiled for the target
 (``triton_kernels``, ``native_kernels``) and emulated on the tensors' memory.
@@ -13,7 +14,8 @@ The engine, one file per family of instructions, each of which registers handler
 ================================  ==============================================================================
 ``abi.h``                         what Python and the engine hand each other (mirrored in ``abi``)
 ``wave.h``, ``run.cpp``           state of waves and workgroups; scheduling, counters, findings
-``operands.h``, ``.cpp``          fetch and write of vector operands: neg, abs, op_sel, DPP, SDWA, clamp, omod, MODE
+``operands.h``                    operands of vector instructions, as arrays of lanes
+``sources.cpp``, ``results.cpp``  their fetch: constants, neg, abs, op_sel, DPP, SDWA; their write: clamp, omod, MODE
 ``registry.h``, ``.cpp``          the table of handlers; a new file is named there once
 ``scalar*.cpp``, ``control.cpp``  scalar ALU; branches, calls, barriers, waits, MODE
 ``vector_*.cpp``                  vector ALU: lists of ``VectorOp`` (name, types, a function of lanes)

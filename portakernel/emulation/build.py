@@ -23,13 +23,18 @@ from portakernel.native.options import Limits
 from portakernel.native.process import run
 from portakernel.words.target import Target
 
-_FOLDER = Path(__file__).parent / "engine"
+FOLDER = Path(__file__).parent / "engine"
 # Results have to be those of IEEE 754 operation by operation: nothing contracted, MODE's rounding honoured.
 _FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-frounding-math", "-fno-math-errno",
     "-pthread",
 )  # fmt: skip
 _X86_V3 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"})
+# By the numbers of registry.h's Family.
+_FAMILIES = (
+    "unknown", "scalar", "control", "scalar memory", "vector", "lanes", "memory", "buffer", "lds", "atomic", "matrix",
+    "wait",
+)  # fmt: skip
 _LIMITS = Limits(seconds=600.0, memory_bytes=8 << 30)
 
 
@@ -40,12 +45,22 @@ def engine() -> ctypes.CDLL:
     Raises:
         CannotRun: there is no C++ compiler, or it fails.
     """
+    return loaded()
+
+
+def loaded() -> ctypes.CDLL:
+    """The engine loaded once more, with a table of handlers of its own.
+
+    Raises:
+        CannotRun: there is no C++ compiler, or it fails.
+    """
     library = load_library(_built())
     library.emulate.argtypes = [ctypes.c_void_p]
     library.handler.argtypes = [ctypes.c_char_p]
     library.handler_name.argtypes = [ctypes.c_int]
     library.handler_name.restype = ctypes.c_char_p
     library.handler_family.argtypes = [ctypes.c_int]
+    library.handler_table.restype = ctypes.c_void_p
     return library
 
 
@@ -62,23 +77,31 @@ def known_instructions() -> tuple[str, ...]:
     return tuple(sorted({library.handler_name(i).decode() for i in range(1, library.handler_count())}))
 
 
-FAMILIES = (
-    "unknown", "scalar", "control", "scalar memory", "vector", "lanes", "memory", "buffer", "lds", "atomic", "matrix",
-    "wait",
-)  # fmt: skip
+def compiler() -> tuple[tuple[str, ...], str]:
+    """What the engine is compiled with: the compiler's path and its flags, and the first line of its version.
+
+    Raises:
+        CannotRun: there is no C++ compiler.
+    """
+    named = os.environ.get("CXX")
+    path = next(filter(None, map(shutil.which, [named] if named else ["g++", "clang++", "c++"])), None)
+    if path is None:
+        text = f"the emulator is compiled with a C++ compiler and finds {named or 'none'}; install g++, or set CXX"
+        raise CannotRun(Rejection(ReasonCode.MISSING_TOOLCHAIN, text))
+    version = version_of(Path(path)).splitlines()
+    return (path, *_FLAGS, *_machine_flags()), version[0] if version else path
 
 
 @functools.cache
 def family(number: int) -> str:
     """The class that a handler's instructions are counted in."""
-    return FAMILIES[engine().handler_family(number)]
+    return _FAMILIES[engine().handler_family(number)]
 
 
 def _built() -> CodeObject:
-    compiler, version = _compiler()
-    files = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h")}
-    flags = (*_FLAGS, *_machine_flags())
-    digest = hashlib.sha256(repr((flags, version)).encode())
+    command, version = compiler()
+    files = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.suffix in (".cpp", ".h")}
+    digest = hashlib.sha256(repr((command[1:], version)).encode())
     for name, content in files.items():
         digest.update(f"{name} {len(content)}\n".encode() + content)
     key = f"emulator-{digest.hexdigest()[:40]}"
@@ -89,23 +112,23 @@ def _built() -> CodeObject:
         if (code := kept.find(key)) is not None:
             return code
         begin = time.perf_counter()
-        content = _compile(compiler, flags, [name for name in files if name.endswith(".cpp")])
+        content = _compile(command, [name for name in files if name.endswith(".cpp")])
         target = Target("cpu", platform.machine())
         made = CodeObject(key, "library", target, version, (), None, content, "", time.perf_counter() - begin)
         return kept.store(made, "emulation/engine")
 
 
-def _compile(compiler: str, flags: Sequence[str], sources: Sequence[str]) -> bytes:
+def _compile(command: Sequence[str], sources: Sequence[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="portakernel-engine-") as place:
         folder = Path(place)
 
         def one(name: str) -> None:
-            _run([compiler, *flags, "-c", str(_FOLDER / name), "-o", str(folder / f"{name}.o")], folder)
+            _run([*command, "-c", str(FOLDER / name), "-o", str(folder / f"{name}.o")], folder)
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             list(pool.map(one, sources))
         objects = [str(folder / f"{name}.o") for name in sources]
-        _run([compiler, "-shared", "-pthread", "-o", str(folder / "engine.so"), *objects], folder)
+        _run([command[0], "-shared", "-pthread", "-o", str(folder / "engine.so"), *objects], folder)
         return (folder / "engine.so").read_bytes()
 
 
@@ -114,15 +137,6 @@ def _run(command: Sequence[str], folder: Path) -> None:
     if ran.status != 0:
         text = f"the emulator's engine cannot be compiled by {command[0]}: {ran.told.strip()[:2000]}"
         raise CannotRun(Rejection(ReasonCode.CANNOT_RUN, f"{text}; set CXX to another C++17 compiler"))
-
-
-def _compiler() -> tuple[str, str]:
-    named = os.environ.get("CXX")
-    path = next(filter(None, map(shutil.which, [named] if named else ["g++", "clang++", "c++"])), None)
-    if path is None:
-        text = f"the emulator is compiled with a C++ compiler and finds {named or 'none'}; install g++, or set CXX"
-        raise CannotRun(Rejection(ReasonCode.MISSING_TOOLCHAIN, text))
-    return path, version_of(Path(path)).splitlines()[0] if version_of(Path(path)) else path
 
 
 def _machine_flags() -> tuple[str, ...]:

@@ -16,6 +16,7 @@ _OSABI_HSA = 64
 _VERSIONS = {3: 5, 4: 6}  # EI_ABIVERSION: the version of the code object
 _PT_LOAD, _SHT_SYMTAB, _SHT_DYNSYM = 1, 2, 11
 _MOST_BYTES = 1 << 30
+_MOST_VGPRS, _MOST_SGPRS = 512, 128
 # By bit of kernel_code_properties, in the order in which user SGPRs are filled: what, and how many.
 _USER_SGPRS = (
     ("private_segment_buffer", 4), ("dispatch_ptr", 2), ("queue_ptr", 2), ("kernarg_segment_ptr", 2),
@@ -165,7 +166,7 @@ def _section_heads(data: bytes) -> dict[str, tuple[int, int, int, int, int]]:
 def _segments(data: bytes) -> tuple[Segment, ...]:
     begin = struct.unpack_from("<Q", data, 32)[0]
     step, count = struct.unpack_from("<HH", data, 54)
-    found = []
+    segments = []
     for i in range(count):
         kind, flags, offset, address, _, in_file, in_memory, _ = struct.unpack_from("<IIQQQQQQ", data, begin + i * step)
         if kind != _PT_LOAD:
@@ -177,21 +178,21 @@ def _segments(data: bytes) -> tuple[Segment, ...]:
         if in_memory > _MOST_BYTES or address + in_memory > 1 << 40:
             raise EmulationError(f"a segment takes {in_memory} bytes at {address:#x}: no compiler writes such")
         content = data[offset : offset + in_file].ljust(in_memory, b"\0")
-        found.append(Segment(address, content, bool(flags & 1), bool(flags & 2)))
-    return tuple(found)
+        segments.append(Segment(address, content, bool(flags & 1), bool(flags & 2)))
+    return tuple(segments)
 
 
 def _symbols(data: bytes, heads: Mapping[str, tuple[int, int, int, int, int]]) -> dict[str, int]:
     by_place = list(heads.values())
-    found: dict[str, int] = {}
+    symbols: dict[str, int] = {}
     for _, offset, size, kind, link in heads.values():
         if kind not in (_SHT_SYMTAB, _SHT_DYNSYM):
             continue
         table = by_place[link][1]
         for at in range(offset, offset + size - 23, 24):
             name, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", data, at)
-            found[data[table + name : data.index(b"\0", table + name)].decode()] = value
-    return found
+            symbols[data[table + name : data.index(b"\0", table + name)].decode()] = value
+    return symbols
 
 
 def _kernel(described: dict[str, Any], symbols: Mapping[str, int], segments: tuple[Segment, ...], arch: Arch) -> Kernel:
@@ -229,13 +230,15 @@ def _kernel(described: dict[str, Any], symbols: Mapping[str, int], segments: tup
     taken = sum(size for _, size in user)
     if taken + words > count:
         raise EmulationError(f"kernel {name} asks for {taken + words} user SGPRs; its descriptor allows {count}")
-    registers = int(described.get(".vgpr_count", 0)) + int(described.get(".agpr_count", 0))
-    if int(described.get(".vgpr_count", 0)) > 512 or registers > 1024 or int(described.get(".sgpr_count", 0)) > 128:
-        raise EmulationError(f"kernel {name} asks for {registers} vector registers; there are 512")
+    vgprs, agprs, sgprs = (int(described.get(f".{kind}_count", 0)) for kind in ("vgpr", "agpr", "sgpr"))
+    if vgprs > _MOST_VGPRS or vgprs + agprs > 2 * _MOST_VGPRS:
+        raise EmulationError(f"kernel {name} asks for {vgprs + agprs} vector registers; there are {_MOST_VGPRS}")
+    if sgprs > _MOST_SGPRS:
+        raise EmulationError(f"kernel {name} asks for {sgprs} scalar registers; there are {_MOST_SGPRS}")
     return Kernel(
         name, address + entry + (PRELOAD_ENTRY if words else 0), wave_size, lds, private, kernarg, arguments, user,
         count, (preload >> 7 & 0x1FF) * 4, words,
         (bool(rsrc2 >> 7 & 1), bool(rsrc2 >> 8 & 1), bool(rsrc2 >> 9 & 1)), bool(rsrc2 >> 10 & 1), rsrc2 >> 11 & 3,
-        rsrc1 >> 12 & 0xFF, int(described.get(".vgpr_count", 0)), int(described.get(".sgpr_count", 0)),
+        rsrc1 >> 12 & 0xFF, vgprs, sgprs,
         int(described.get(".max_flat_workgroup_size", 1024)),
     )  # fmt: skip

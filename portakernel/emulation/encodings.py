@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from portakernel.emulation.errors import EmulationError
+from portakernel.emulation.errors import NO_TABLES, EmulationError
 
 # Most specific first, as encodings overlap: SOP2 and VOP2 have the shortest prefixes. Variants with a literal, DPP or
 # SDWA have the same first word as their base, and are told apart by its operands.
@@ -17,7 +17,6 @@ _ORDER = (
     "SCRATCH", "VSCRATCH", "FLAT", "VFLAT", "MUBUF", "VBUFFER", "SMEM", "SOP1", "SOP1_LIT", "SOPC", "SOPC_LIT", "SOPP",
     "SOPK", "SOPK_LIT", "VOPC", "VOPC_LIT", "VOP1_SDST", "VOP1", "VOP1_LIT", "SOP2", "SOP2_LIT", "VOP2", "VOP2_LIT",
 )  # fmt: skip
-
 
 # Where gfx90a's opcodes are not those of the newer CDNA that the table is of; names are of what does the same there.
 _GFX90A: Mapping[str, Mapping[int, str]] = {
@@ -33,16 +32,8 @@ _GFX90A: Mapping[str, Mapping[int, str]] = {
     "MUBUF": {0x28: "buffer_wbl2", 0x29: "buffer_invl2", 0x3E: "buffer_wbinvl1", 0x3F: "buffer_wbinvl1_vol"},
 }  # fmt: skip
 _NOT_ON_GFX90A = (
-    "smfmac",
-    "xf32",
-    "fp8",
-    "bf8",
-    "f8f6f4",
-    "scalef32",
-    "v_mfma_f32_16x16x32",
-    "v_mfma_f32_32x32x16",
-    "bitop3",
-)
+    "smfmac", "xf32", "fp8", "bf8", "f8f6f4", "scalef32", "v_mfma_f32_16x16x32", "v_mfma_f32_32x32x16", "bitop3",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +85,9 @@ def encodings(table: str, arch: str = "") -> tuple[Encoding, ...]:
         dsl = importlib.import_module("tinygrad.renderer.amd.dsl")
         module = importlib.import_module(f"tinygrad.runtime.autogen.amd.{table}.ins")
     except ImportError as error:
-        raise EmulationError(
-            "the emulator reads AMD's instruction tables from tinygrad, which is not installed; "
-            "pip install 'portakernel[emulate]'"
-        ) from error
-    found = [_encoding(name, getattr(module, name), dsl) for name in _ORDER if hasattr(module, name)]
-    return tuple(map(_of_gfx90a, found)) if arch == "gfx90a" else tuple(found)
+        raise EmulationError(NO_TABLES) from error
+    made = [_encoding(name, getattr(module, name), dsl) for name in _ORDER if hasattr(module, name)]
+    return tuple(map(_of_gfx90a, made)) if arch == "gfx90a" else tuple(made)
 
 
 def _of_gfx90a(encoding: Encoding) -> Encoding:

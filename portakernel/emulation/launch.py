@@ -17,12 +17,14 @@ from portakernel.emulation.counts import Counts, counted
 from portakernel.emulation.errors import EmulationError
 from portakernel.emulation.finding import Finding, Kind
 from portakernel.emulation.memory import CODE_BASE, KERNARG_BASE, PACKET_BASE, Memory
-from portakernel.emulation.program import Program, describe, program
+from portakernel.emulation.operand_text import describe
+from portakernel.emulation.program import Program, program
 
 _MOST_FINDINGS = 256
-_MOST_WORKGROUPS = 1 << 31
+_MOST_ITEMS, _MOST_WORKGROUPS = 1024, 1 << 31
 _LINE_BYTES = 64
-_PRIVATE_APERTURE = 0xFF02
+# The upper halves of addresses that flat accesses find LDS and private memory at; the same as in engine/wave.h.
+_SHARED_APERTURE, _PRIVATE_APERTURE = 0xFF01, 0xFF02
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def emulate(
     made = program(code_object, arch)
     kernel = made.loaded.kernel(kernel_name)
     sizes = _three(grid, "grid"), _three(block, "block")
-    lds = _check(made.loaded, kernel, *sizes, dynamic_lds)
+    lds = _workgroup_lds(made.loaded, kernel, *sizes, dynamic_lds)
     memory = Memory()
     kernarg = _kernarg(kernel, arguments, names, *sizes, dynamic_lds, memory)
     # whole cache lines, as runtimes give: compilers read several dwords at once, and some behind the last argument
@@ -84,7 +86,7 @@ def emulate(
     launch = _launch(made, kernel, *sizes, lds, bytes(kernarg))
     launch.budget, launch.check_conflicts = budget, int(check_conflicts)
     launch.check_groups = int(check_conflicts and math.prod(sizes[0]) > 1 and not made.orders_workgroups)
-    launch.threads = threads if threads is not None else len(os.sched_getaffinity(0))
+    launch.threads = threads if threads is not None else _cores()
     return run(made, launch, memory)
 
 
@@ -99,7 +101,7 @@ def run(made: Program, launch: abi.Launch, memory: Memory) -> Run:
     if engine().emulate(ctypes.byref(launch)):
         raise EmulationError("the launch does not fit this machine's memory: emulate fewer threads, or a smaller grid")
     counters = [list(one) for one in arrays]
-    told = tuple(_finding(made, memory, findings[i]) for i in range(launch.finding_count))
+    report = tuple(_finding(made, memory, findings[i]) for i in range(launch.finding_count))
     executed: dict[str, int] = {}
     for record, count in zip(made.records, counters[0], strict=True):
         if count:
@@ -108,7 +110,11 @@ def run(made: Program, launch: abi.Launch, memory: Memory) -> Run:
                 second = made.records[record.pair].name
                 executed[second] = executed.get(second, 0) + count
     counts = counted(made.records, made.handlers, *counters)
-    return Run(told, counts, bool(launch.stopped), executed, made.names)
+    return Run(report, counts, bool(launch.stopped), executed, made.names)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _three(sizes: Sequence[int], name: str) -> tuple[int, int, int]:
@@ -118,15 +124,13 @@ def _three(sizes: Sequence[int], name: str) -> tuple[int, int, int]:
     return full[0], full[1], full[2]
 
 
-def _check(
+def _workgroup_lds(
     loaded: LoadedObject, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], dynamic_lds: int
 ) -> int:
-    """The bytes of LDS of a workgroup."""
-    items = block[0] * block[1] * block[2]
-    if items > min(1024, kernel.most_threads):
-        raise EmulationError(
-            f"a block of {items} work items: {kernel.name} takes at most {min(1024, kernel.most_threads)}"
-        )
+    """The bytes of LDS of a workgroup, where the kernel can be launched with these sizes."""
+    items, most = block[0] * block[1] * block[2], min(_MOST_ITEMS, kernel.most_threads)
+    if items > most:
+        raise EmulationError(f"a block of {items} work items: {kernel.name} takes at most {most}")
     if grid[0] * grid[1] * grid[2] > _MOST_WORKGROUPS:
         raise EmulationError(f"a grid of {grid} has more than {_MOST_WORKGROUPS} workgroups")
     lds = kernel.lds_bytes + dynamic_lds
@@ -155,7 +159,7 @@ def _kernarg(
         hidden[f"hidden_block_count_{letter}"] = grid[axis]
         hidden[f"hidden_group_size_{letter}"] = block[axis]
     hidden["hidden_dynamic_lds_size"] = dynamic_lds
-    hidden["hidden_private_base"], hidden["hidden_shared_base"] = _PRIVATE_APERTURE, 0xFF01
+    hidden["hidden_private_base"], hidden["hidden_shared_base"] = _PRIVATE_APERTURE, _SHARED_APERTURE
     for place in kernel.arguments:
         if place.hidden:  # offsets and remainders are 0; there is no queue, heap or host to point at
             value = hidden.get(place.kind, 0)
@@ -237,4 +241,5 @@ def _finding(made: Program, memory: Memory, raw: abi.RawFinding) -> Finding:
         raw.other_wave, describe(made.records[raw.other_record]) if known else "",
         tuple(raw.other_workgroup), raw.count,
         made.lines.at(made.loaded.text_address + record.offset),
+        made.records[raw.other_record].offset if known else -1,
     )  # fmt: skip

@@ -62,9 +62,9 @@ class _Unit:
         self.step = self.number("<B")
         self.number("<B")  # operations of an instruction
         self.number("<B")  # what counts as a statement
-        self.line_base, self.line_range, first = self.number("<b"), self.number("<B"), self.number("<B")
-        self.first_special = first
-        self.operands = [self.number("<B") for _ in range(first - 1)]
+        self.line_base, self.line_range = self.number("<b"), self.number("<B")
+        self.first_special = self.number("<B")
+        self.operands = [self.number("<B") for _ in range(self.first_special - 1)]
         self.files = self._files_5() if self.version == 5 else self._files_4()
 
     def number(self, form: str) -> int:
@@ -84,9 +84,9 @@ class _Unit:
 
     def text(self) -> str:
         end = self.data.index(b"\0", self.at)
-        found = self.data[self.at : end].decode()
+        text = self.data[self.at : end].decode()
         self.at = end + 1
-        return found
+        return text
 
     def _files_4(self) -> dict[int, str]:
         while self.text():

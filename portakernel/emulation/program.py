@@ -7,7 +7,6 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from portakernel.emulation import abi
 from portakernel.emulation.build import handler
 from portakernel.emulation.code_object import PRELOAD_ENTRY, Kernel, LoadedObject, load
 from portakernel.emulation.decoder import decode
@@ -88,29 +87,3 @@ def _names(loaded: LoadedObject, records: Sequence[Record]) -> frozenset[str]:
     entries = [one.entry - loaded.text_address for one in loaded.kernels.values() if one.preload_words]
     headers = [range(entry - PRELOAD_ENTRY, entry) for entry in entries]
     return frozenset(one.name for one in records if not any(one.offset in header for header in headers))
-
-
-def describe(record: Record) -> str:
-    """An instruction in short: its name and operands, or the bytes that no table knows."""
-    if record.name == "unknown":
-        return f"unknown bytes {record.raw.hex()}"
-    operands = [_operand(record, code) for code in (record.dst, record.sdst, *record.src) if code != abi.NO_OPERAND]
-    text = f"{record.name} {', '.join(operands)}".rstrip()
-    return f"{text} offset:{record.imm}" if record.imm else text
-
-
-def _operand(record: Record, code: int) -> str:
-    names = {abi.VCC: "vcc", abi.M0: "m0", abi.EXEC: "exec", abi.NULL: "null"}
-    if code >= abi.AGPR:
-        return f"a{code - abi.AGPR}"
-    if code >= abi.VGPR:
-        return f"v{code - abi.VGPR}"
-    if code == abi.LITERAL:
-        return f"{record.literal:#x}"
-    if code in names:
-        return names[code]
-    if code < 106:
-        return f"s{code}"
-    if code < 124:
-        return f"ttmp{code - 108}"
-    return str(code - 128) if code <= 192 else str(192 - code) if code <= 208 else f"src{code}"

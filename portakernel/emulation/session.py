@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from portakernel.emulation.arch import ARCHS
-from portakernel.emulation.errors import EmulationError
+from portakernel.emulation.errors import NO_TABLES, EmulationError
 from portakernel.emulation.launch import Run, emulate
 from portakernel.errors import PortakernelError
 from portakernel.words.target import Target
@@ -132,7 +132,4 @@ def check_target(target: Target) -> None:
     if target.vendor != "amd" or target.arch not in ARCHS:
         raise EmulationError(f"{target} is not emulated; these are: {known}")
     if importlib.util.find_spec("tinygrad") is None:
-        raise EmulationError(
-            "the emulator reads AMD's instruction tables from tinygrad, which is not installed; "
-            "`pip install 'portakernel[emulate]'` installs it"
-        )
+        raise EmulationError(NO_TABLES)

@@ -32,8 +32,8 @@ pytestmark = [
     pytest.mark.skipif(not HAS_CXX or HOST is None, reason="lacks clang, which compiles the source for the host too"),
 ]
 
-# By name: how many phases, and the parts of one, with a barrier behind each. `me` is kept between phases; ADD, PUT and GET
-# are an atomic sum and the two halves of a shuffle.
+# By name: how many phases, and the parts of one, with a barrier behind each. `me` is kept between phases; ADD, PUT and
+# GET are an atomic sum and the two halves of a shuffle.
 BODIES = {
     "arithmetic": (1, ("""
         float a = x[t], b = y[t], sum = 0;

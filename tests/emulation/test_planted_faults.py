@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("tinygrad")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 import torch
+import triton
 import triton.language as tl
 from cxx import HAS_CXX
 from emulated_hip import needs_hip

@@ -25,8 +25,9 @@ from isa_reference.state import EXEC, M0, VCC, Case, Operand, State
 from portakernel.emulation import abi
 from portakernel.emulation.arch import ARCHS
 from portakernel.emulation.build import engine, handler
-from portakernel.emulation.decoder import Record, decode
+from portakernel.emulation.decoder import decode
 from portakernel.emulation.memory import CODE_BASE
+from portakernel.emulation.record import Record
 from portakernel.native.elf import Elf
 
 BASE = 0x10_0000_0000
@@ -217,15 +218,19 @@ def _take_held(case: Case, state: State, made: State, vector: npt.NDArray[np.uin
 
 
 _EDGES = {
-    "f32": (0, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7FA00000, 1, 0x80000001, 0x7FFFFF,
-            0x800000, 0x7F7FFFFF, 0x4F000000, 0xCF000000, 0x4F800000, 0x3F000000, 0x3EFFFFFF, 0x40200000, 0x3FC00000, 0x477FE000,
-            0x477FF000, 0x33000000, 0x33000001, 0x38800000, 0x387FC000, 0x42FE0000, 0xC2FE0000, 0x3F7FFFFF, 0xB3000000),
-    "f16": (0, 0x8000, 0x3C00, 0xBC00, 0x7C00, 0xFC00, 0x7E00, 0x7D00, 1, 0x8001, 0x3FF, 0x400, 0x7BFF, 0x3800, 0x3801, 0x4100),
-    "f64": (0, 1 << 63, 0x3FF0000000000000, 0xBFF8000000000000, 0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000000000,
-            0x7FF4000000000000, 1, 0x8000000000000001, 0xFFFFFFFFFFFFF, 0x10000000000000, 0x7FEFFFFFFFFFFFFF, 0x41E0000000000000,
-            0xC1E0000000000000, 0x3FE0000000000000, 0x36A0000000000000, 0x47EFFFFFF0000000, 0x3FF0000010000000),
+    "f32": (0, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7FA00000, 1, 0x80000001,
+            0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x4F000000, 0xCF000000, 0x4F800000, 0x3F000000, 0x3EFFFFFF, 0x40200000,
+            0x3FC00000, 0x477FE000, 0x477FF000, 0x33000000, 0x33000001, 0x38800000, 0x387FC000, 0x42FE0000, 0xC2FE0000,
+            0x3F7FFFFF, 0xB3000000),
+    "f16": (0, 0x8000, 0x3C00, 0xBC00, 0x7C00, 0xFC00, 0x7E00, 0x7D00, 1, 0x8001, 0x3FF, 0x400, 0x7BFF, 0x3800, 0x3801,
+            0x4100),
+    "f64": (0, 1 << 63, 0x3FF0000000000000, 0xBFF8000000000000, 0x7FF0000000000000, 0xFFF0000000000000,
+            0x7FF8000000000000, 0x7FF4000000000000, 1, 0x8000000000000001, 0xFFFFFFFFFFFFF, 0x10000000000000,
+            0x7FEFFFFFFFFFFFFF, 0x41E0000000000000, 0xC1E0000000000000, 0x3FE0000000000000, 0x36A0000000000000,
+            0x47EFFFFFF0000000, 0x3FF0000010000000),
     "bf16": (0, 0x8000, 0x3F80, 0xBF80, 0x7F80, 0xFF80, 0x7FC0, 1, 0x8001, 0x7F, 0x80, 0x7F7F, 0x4000, 0x3F81),
-    "integer": (0, 1, 2, 31, 32, 33, 63, 64, 255, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x80000001),
+    "integer": (0, 1, 2, 31, 32, 33, 63, 64, 255, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF,
+                0x80000001),
 }  # fmt: skip
 
 
@@ -352,7 +357,8 @@ def difference(case: Case, expected: State, got: State) -> str:
             None,
         )
         if owner is None or not _close(owner[0], owner[1], expected, got, int(lane)):
-            return f"v{register} lane {lane}: {int(got.vector[register, lane]):#x}, not {int(expected.vector[register, lane]):#x}"
+            values = [int(state.vector[register, lane]) for state in (got, expected)]
+            return f"v{register} lane {lane}: {values[0]:#x}, not {values[1]:#x}"
     for at in np.flatnonzero(expected.scalar != got.scalar):
         if at == EXEC + 1 and case.lanes == 32:
             continue
@@ -464,16 +470,11 @@ def _same_scalar(case: Case, result: Operand, a: int, b: int) -> bool:
 
 
 def _result_format(case: Case, result: Operand) -> Format | None:
-    form = result.form
-    if "BF16" in form or "bf16" in case.name:
-        return floats.BF16
-    if "F16" in form or (form == "FMT_ANY" and "f16" in case.name):
-        return F16
-    if "F64" in form or ("f64" in case.name and form == "FMT_ANY"):
-        return F64
-    if "F32" in form or (form == "FMT_ANY" and "f32" in case.name):
-        return F32
-    return None
+    """The format of a float result, which its operand names or, of memory, the instruction."""
+    by_operand = result.form != "FMT_ANY"
+    text = result.form.lower() if by_operand else case.name
+    forms = {"bf16": floats.BF16, "f16": F16, "f64": F64, "f32": F32}
+    return next((form for name, form in forms.items() if name in text), None)
 
 
 def _same_float(a: int, b: int, form: Format, units: int, *, zeros: bool = False) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from isa_reference import floats
+from isa_reference import floats, small
 from isa_reference.evaluate import Value, signed, unsigned
 from isa_reference.floats import BF16, F16, F32, F64, Format
 
@@ -55,11 +55,15 @@ def _mantissa(e: Evaluator, v: Value) -> Value:
     return _like(v, floats.rounded((sign, m, -m.bit_length()), v.form))
 
 
+# From any number of any format so many powers of two lead to zero or infinity.
+_FAR = 1 << 13
+
+
 def _ldexp(e: Evaluator, v: Value, by: Value) -> Value:
     if floats.is_nan(v.bits, v.form) or floats.is_infinite(v.bits, v.form) or v.bits & ~v.form.sign == 0:
         return v
     sign, m, at = floats.exact(v.bits, v.form)
-    by_value = signed(by.bits, by.width)
+    by_value = max(-_FAR, min(_FAR, signed(by.bits, by.width)))
     return _like(v, e.modes.given(floats.rounded((sign, m, at + by_value), v.form, e.rounding(v.form)), v.form))
 
 
@@ -133,6 +137,21 @@ def _normal_exponent(e: Evaluator, v: Value) -> Value:
     return Value("i", 32, at + m.bit_length())
 
 
+def _sum_of_products(e: Evaluator, first: Value, *pairs: Value) -> Value:
+    """The first and the products of each two that follow: their exact sum, rounded once, to nearest even."""
+    parts = [
+        small.number(v.bits, v.form) if v.is_float else small.decoded(small.FORMATS[v.kind], v.bits) for v in pairs
+    ]
+    terms = [small.product(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    made = small.exact_sum([small.number(first.bits, first.form), *terms], first.form)
+    return _like(first, e.modes.given(made, first.form))
+
+
+def _median(e: Evaluator, *values: Value) -> Value:
+    """Of three numbers the one in the middle; -0 lies below +0."""
+    return sorted(values, key=lambda v: floats.order(v.bits, v.form) * 2 - (v.bits == v.form.sign))[1]
+
+
 def _offset_of_4_bits(e: Evaluator, v: Value) -> Value:
     return Value("f", 32, floats.from_python(signed(v.bits & 15, 4) / 16, F32))
 
@@ -202,10 +221,13 @@ FUNCTIONS: dict[str, Function] = {
     "abs": lambda e, v: _like(v, v.bits & ~v.form.sign if v.is_float else abs(v.value)),
     "exponent": _exponent, "mantissa": _mantissa, "ldexp": _ldexp, "fma": _fma, "sqrt": _sqrt, "fract": _fract,
     "trunc": _whole(floats.ZERO), "floor": _whole(floats.DOWN), "ceil": _whole(floats.UP),
-    "isEven": _is_even, "pow": _pow, "log2": _by_python(_log2), "sin": _by_python(math.sin), "cos": _by_python(math.cos),
+    "isEven": _is_even, "pow": _pow, "log2": _by_python(_log2), "sin": _by_python(math.sin),
+    "cos": _by_python(math.cos),
     "is_tiny": lambda e, v: unsigned(int(floats.is_subnormal(v.bits, v.form) or v.bits & ~v.form.sign == 0), 1),
-    "inverse_root": _by_python(_inverse_root), "sin_turns": _turns(math.sin), "cos_turns": _turns(math.cos), "fma_scaled": _fma_scaled,
-    "round_even": _whole(floats.NEAREST), "normal_exponent": _normal_exponent, "offset_of_4_bits": _offset_of_4_bits,
+    "inverse_root": _by_python(_inverse_root), "sin_turns": _turns(math.sin), "cos_turns": _turns(math.cos),
+    "fma_scaled": _fma_scaled, "round_even": _whole(floats.NEAREST), "normal_exponent": _normal_exponent,
+    "offset_of_4_bits": _offset_of_4_bits, "sum_of_products": _sum_of_products, "median": _median,
+    **{f"{kind}{width}_to_{kind}32": lambda e, v: Value(v.kind, 32, v.value) for kind in "iu" for width in (4, 8, 16)},
     "most_below_one": lambda e, v: _like(v, v.form.bias * (1 << v.form.mantissa) - 1),
     "signext": lambda e, v: Value("i", 64, signed(v.bits, v.width)),
     "signext_from_bit": _sign_from_bit,

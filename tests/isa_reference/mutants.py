@@ -1,10 +1,8 @@
 """Mutants of the engine: one handler wrong at a time, and whether the comparison with the reference notices.
 
-``python tests/emulation/mutants.py`` makes five mutants of each handler (sources exchanged, the last bit turned, the
-first one lost, lanes disturbed, one left out; for handlers that are no functions of lanes: sources exchanged, an offset
-too large, the next destination, a source in the place of another, a bit of the result and SCC turned), runs cases of
-its instruction on each, and prints how many mutants were noticed, how many handlers have a noticed one, and which have
-none. ``--cases``: of an instruction; ``--sample``: handlers drawn instead of all; ``--arch``: on these only.
+Each handler has five mutants: sources exchanged, the last bit turned, the first one lost, lanes disturbed, one left
+out; for handlers that are no functions of lanes: sources exchanged, an offset too large, the next destination, a source
+in the place of another, a bit of the result and SCC turned.
 
 Exchanged sources of a sum change nothing: a mutant that leaves what the sound engine leaves in these cases and in up to
 ten more, which are run on the engine alone, counts as ``equal``; one that differs there and was not noticed is missed.
@@ -12,16 +10,15 @@ ten more, which are run on the engine alone, counts as ``equal``; one that diffe
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import random
-import sys
+import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from isa_reference.bench import Batch, difference, initial
 from isa_reference.cases import cases
@@ -29,38 +26,35 @@ from isa_reference.documents import TABLES, Instruction, instructions, pseudocod
 from isa_reference.execute import execute
 from isa_reference.state import State
 from isa_reference.syntax import NotPseudocodeError
-
 from portakernel.emulation import build
 
 _MORE = 10
-_ARCHS = ("gfx942", "gfx1201", "gfx1100", "gfx950", "gfx90a")
+ARCHS = ("gfx942", "gfx1201", "gfx1100", "gfx950", "gfx90a")
 
 
-def mutable_engine() -> ctypes.CDLL:
-    """The engine's own objects, linked with what changes handlers."""
-    import shutil
+class MutableEngine:
+    """An engine of its own, each of whose handlers can be made wrong; ``library`` runs as the sound one does."""
 
-    compiler, _version = build._compiler()
-    flags = (*build._FLAGS, *build._machine_flags())
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        shutil.copytree(build._FOLDER, folder / "engine")
-        shutil.copy(Path(__file__).with_name("mutated_engine.cpp"), folder / "engine" / "mutated_engine.cpp")
-        kept = build._FOLDER
-        build._FOLDER = folder / "engine"
+    def __init__(self) -> None:
+        command, _version = build.compiler()
+        source = Path(__file__).with_name("wrong_handlers.cpp")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "wrong.so")
+            subprocess.run([*command, f"-I{build.FOLDER}", "-shared", str(source), "-o", str(path)], check=True)
+            self._wrong = ctypes.CDLL(str(path))
+        self._wrong.mutate.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+        self.library = build.loaded()
+        self.kinds = range(int(self._wrong.mutant_kinds()))
+
+    @contextmanager
+    def mutated(self, name: str, kind: int) -> Iterator[None]:
+        """Within this context the handler of that name is wrong in one way."""
+        table = self.library.handler_table()
+        self._wrong.mutate(table, self.library.handler(name.encode()), kind)
         try:
-            names = sorted(path.name for path in build._FOLDER.glob("*.cpp"))
-            content = build._compile(compiler, flags, names)
+            yield
         finally:
-            build._FOLDER = kept
-        path = folder / "mutable.so"
-        path.write_bytes(content)
-        library = ctypes.CDLL(str(path))
-    library.emulate.argtypes = [ctypes.c_void_p]
-    library.handler.argtypes = [ctypes.c_char_p]
-    library.handler_name.argtypes = [ctypes.c_int]
-    library.handler_name.restype = ctypes.c_char_p
-    return library
+            self._wrong.mutate(table, 0, 0)
 
 
 @dataclass(slots=True)
@@ -109,7 +103,7 @@ def drawn_by_name(archs: Sequence[str], names: Sequence[str], count: int) -> dic
 
 def run(archs: Sequence[str], names: Sequence[str], count: int) -> Tally:
     """Mutate the handlers of these instructions, one after the other."""
-    library = mutable_engine()
+    engine = MutableEngine()
     tally = Tally()
     for name, some in drawn_by_name(archs, names, count).items():
         prepared: list[tuple[Batch, int, State, State, State]] = []
@@ -120,40 +114,39 @@ def run(archs: Sequence[str], names: Sequence[str], count: int) -> Tally:
                 expected = execute(case, state, pseudocode(TABLES[case.arch]).get)
             except NotPseudocodeError:
                 continue
-            sound, _ = batch.run(at, state, library)
+            sound, _ = batch.run(at, state, engine.library)
             if not difference(case, expected, sound):
                 prepared.append((batch, at, state, expected, sound))
         more = [
-            (batch, at, state := initial(batch.cases[at]), batch.run(at, state, library)[0])
+            (batch, at, state := initial(batch.cases[at]), batch.run(at, state, engine.library)[0])
             for batch, at in some[count:]
         ]
         if prepared:
-            _mutate(library, name, prepared, more, tally)
+            _mutate(engine, name, prepared, more, tally)
     return tally
 
 
 def _mutate(
-    library: Any, name: str, prepared: Sequence[tuple[Batch, int, State, State, State]],
+    engine: MutableEngine, name: str, prepared: Sequence[tuple[Batch, int, State, State, State]],
     more: Sequence[tuple[Batch, int, State, State]], tally: Tally,
 ) -> None:  # fmt: skip
-    index = library.handler(name.encode())
     tally.handlers.add(name)
-    for kind in range(library.mutant_kinds()):
-        library.mutate(index, kind)
+    for kind in engine.kinds:
         changed = noticed = False
-        for batch, at, state, expected, sound in prepared:
-            got, findings = batch.run(at, state, library)
-            case = batch.cases[at]
-            changed |= bool(findings) or bool(difference(case, sound, got)) or bool((sound.vector != got.vector).any())
-            if findings or difference(case, expected, got):
-                noticed = True
-                break
-        for batch, at, state, sound in () if noticed or changed else more:
-            got, findings = batch.run(at, state, library)
-            if findings or difference(batch.cases[at], sound, got):
-                changed = True
-                break
-        library.mutate(0, 0)
+        with engine.mutated(name, kind):
+            for batch, at, state, expected, sound in prepared:
+                got, findings = batch.run(at, state, engine.library)
+                case = batch.cases[at]
+                changed |= bool(findings) or bool(difference(case, sound, got))
+                changed |= bool((sound.vector != got.vector).any())
+                if findings or difference(case, expected, got):
+                    noticed = True
+                    break
+            for batch, at, state, sound in () if noticed or changed else more:
+                got, findings = batch.run(at, state, engine.library)
+                if findings or difference(batch.cases[at], sound, got):
+                    changed = True
+                    break
         if noticed:
             tally.noticed += 1
             tally.caught.add(name)
@@ -161,30 +154,3 @@ def _mutate(
             tally.missed.append(f"{name} {kind}")
         else:
             tally.equal += 1
-
-
-def main() -> int:
-    """The command; its status is 1 where a mutant that changes results is not noticed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=3)
-    parser.add_argument("--sample", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--arch", action="append", choices=_ARCHS)
-    given = parser.parse_args()
-    names = list(build.known_instructions())
-    if given.sample:
-        names = random.Random(given.seed).sample(names, given.sample)
-    tally = run(given.arch or _ARCHS, names, given.cases)
-    print(
-        f"{len(tally.handlers)} handlers of {len(names)} have cases; {len(tally.caught)} have a mutant that is noticed"
-    )
-    print(f"{tally.noticed} mutants noticed, {len(tally.missed)} not ({tally.rate:.1%}); {tally.equal} change nothing")
-    print("without a noticed mutant:", ", ".join(sorted(tally.handlers - tally.caught)) or "none")
-    print("without cases:", ", ".join(sorted(set(names) - tally.handlers)) or "none")
-    for one in tally.missed:
-        print("  missed:", one)
-    return int(bool(tally.missed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

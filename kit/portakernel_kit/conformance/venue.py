@@ -27,6 +27,11 @@ class Emulated:
 
     target: Target
 
+    @property
+    def torch_device(self) -> str:
+        """Where the tensors of emulated kernels lie: in this machine's memory."""
+        return "cpu"
+
 
 # Where somebody wants a kernel to run; wherever it can, where None.
 Where = Device | Emulated | None
@@ -85,7 +90,7 @@ def find_venue(dispatcher: Dispatcher, kernel: Kernel, device: Where = None) -> 
     """The first device that the kernel's claims cover (or ``device``), else its plugin's execution mode."""
     spaces = dispatcher.registry.spaces
     if isinstance(device, Emulated):
-        return _emulated(dispatcher, kernel, device.target)
+        return _emulated(dispatcher, kernel, device)
     candidates = dispatcher.registry.devices if device is None else (device,)
     for candidate in candidates:
         covered = any(covers(capability, candidate.target, spaces) for _, capability in kernel.variants)
@@ -109,7 +114,8 @@ def find_venue(dispatcher: Dispatcher, kernel: Kernel, device: Where = None) -> 
     return Venue(mode.torch_device, targets, None, name, mode.allowance_ulp, mode.max_elements, enter)
 
 
-def _emulated(dispatcher: Dispatcher, kernel: Kernel, target: Target) -> Venue | Unavailable:
+def _emulated(dispatcher: Dispatcher, kernel: Kernel, device: Emulated) -> Venue | Unavailable:
+    target = device.target
     if not any(covers(claim, target, dispatcher.registry.spaces) for _, claim in kernel.variants):
         return Unavailable(f"serves {_claimed(kernel) or 'no target'}, not {target}")
     if missing := _missing(kernel):
@@ -117,7 +123,7 @@ def _emulated(dispatcher: Dispatcher, kernel: Kernel, target: Target) -> Venue |
     emulator = emulator_of(dispatcher, kernel, target)
     if isinstance(emulator, str):
         return Unavailable(emulator)
-    return Venue("cpu", (target,), None, MODE, {}, MOST_ELEMENTS, emulator.enter, emulator)
+    return Venue(device.torch_device, (target,), None, MODE, {}, MOST_ELEMENTS, emulator.enter, emulator)
 
 
 def _claimed(kernel: Kernel) -> str:

@@ -1,5 +1,5 @@
-// Vector operands: fetched with their modifiers (neg, abs, op_sel, DPP, SDWA) for all lanes before one is written, and
-// written under EXEC with clamp and omod. A vector instruction is then a function over arrays of lanes.
+// Vector operands: sources.cpp fetches them with their modifiers (neg, abs, op_sel, DPP, SDWA) for all lanes before one
+// is written, results.cpp writes under EXEC with clamp and omod. A vector instruction is then a function over lanes.
 #pragma once
 #include "wave.h"
 
@@ -11,6 +11,12 @@ namespace emu {
 enum class Type : uint8_t {
   none, b16, f16, bf16, b32, f32, b64, f64, mask, pk_b16, pk_f16, pk_bf16, pk_f32, raw32, raw64, raw96, raw128, scalar32,
 };
+
+inline bool is_half(Type type) { return type == Type::b16 || type == Type::f16 || type == Type::bf16; }
+inline bool is_packed(Type type) { return type == Type::pk_b16 || type == Type::pk_f16 || type == Type::pk_bf16; }
+inline bool is_wide(Type type) {
+  return type == Type::b64 || type == Type::f64 || type == Type::raw64 || type == Type::pk_f32;
+}
 
 union alignas(64) Lanes {
   uint32_t u32[MOST_LANES];
@@ -27,6 +33,7 @@ struct Alu {
   const Op* op;
   int n;               // lanes
   uint64_t active;     // lanes that are written
+  uint64_t left;       // lanes that DPP has no source for, and so leaves as they are
   uint64_t mask[3];    // sources of Type::mask
   uint64_t out_mask;   // the result of a compare or carry
   uint64_t mask_known;
@@ -60,6 +67,11 @@ struct VectorOp {
 void execute_vector(Wave& wave, const Op& op, const VectorOp& vector);
 void execute_dual(Wave& wave, const Op& x, const VectorOp& vx, const Op& y, const VectorOp& vy);
 
+// Which register and half an operand of 16 bits is in.
+struct RegisterHalf { unsigned code; bool high; };
+RegisterHalf register_half(const Wave& wave, const Op& op, unsigned code, unsigned select);
+// Fetches source `source` and returns the lanes whose value somebody wrote; DPP takes lanes away from `active`.
+uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu);
 // A source's raw bits without modifiers: `words` registers of each lane into `to`, by word.
 void fetch_raw(Wave& wave, const Op& op, unsigned code, Type type, Lanes& to);
 uint64_t lanes_known(Wave& wave, unsigned code, unsigned words);

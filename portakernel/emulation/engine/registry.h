@@ -19,7 +19,7 @@ struct Handler {
   Family family;
   Run run;                      // scalar, memory, control: does it all
   int32_t param;                // what `run` finds in wave.param
-  const VectorOp* vector;       // vector ALU: what the driver of operands.cpp calls between fetch and write
+  const VectorOp* vector;       // vector ALU: what results.cpp calls between fetch and write
 };
 
 // Each file's own list; added in registry.cpp, where a new file is named once.
@@ -34,6 +34,7 @@ void register_scalar();
 void register_scalar_float();
 void register_scalar_half();
 void register_control();
+void register_waits();
 void register_scalar_memory();
 void register_vector_float();
 void register_vector_integer();

@@ -1,4 +1,4 @@
-// Compiled together with the engine's own files: makes one handler wrong at a time, as a mutant's number says.
+// Compiled beside the engine, with its headers and flags: makes one handler of its table wrong, as a number says.
 #include "registry.h"
 
 namespace {
@@ -22,24 +22,27 @@ void wrong_vector(Alu& s) {
   }
 }
 
+// Whether an operand may stand in the place of another as far as the decoder goes: both vector registers, or neither.
+bool exchangeable(unsigned a, unsigned b) {
+  return a != NO_OPERAND && b != NO_OPERAND && (a >= VGPR) == (b >= VGPR);
+}
+
 // All other handlers read an instruction and change the wave.
 void wrong_run(Wave& w, const Op& op) {
   Op other = op;
   switch (kind) {
-    case 0: std::swap(other.src[0], other.src[1]); break;
+    case 0: if (exchangeable(op.src[0], op.src[1])) std::swap(other.src[0], other.src[1]); break;
     case 1: other.imm += 4; break;
-    case 2: if (other.dst != NO_OPERAND) other.dst += 1; break;
-    case 3: other.src[2] = other.src[0]; break;
+    case 2: if (exchangeable(op.dst, op.dst + 1) && op.dst != EXEC + 1) other.dst += 1; break;
+    case 3: if (exchangeable(op.src[0], op.src[2])) other.src[2] = other.src[0]; break;
     case 4: break;
   }
-  bool scc = w.scc;
   run(w, kind == 4 ? op : other);
   if (kind == 4) {
     w.scc = !w.scc;
     if (op.dst < 128) w.sgpr[op.dst & 127] ^= 1u << 7;
     else if (op.dst != NO_OPERAND) w.vector(op.dst).lane[0] ^= 1u << 7;
   }
-  (void)scc;
 }
 
 }  // namespace
@@ -49,8 +52,8 @@ extern "C" {
 __attribute__((visibility("default"))) int mutant_kinds() { return 5; }
 
 // Restores the handler that was changed before, and changes this one; index 0 restores alone.
-__attribute__((visibility("default"))) void mutate(int index, int how) {
-  auto& table = const_cast<std::vector<Handler>&>(handlers());
+__attribute__((visibility("default"))) void mutate(void* handlers, int index, int how) {
+  auto& table = *static_cast<std::vector<Handler>*>(handlers);
   if (changed) table[changed].run = run, table[changed].vector = vector;
   changed = index, kind = how;
   if (!index) return;
