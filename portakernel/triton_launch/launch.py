@@ -61,7 +61,7 @@ def prepared(kernel: Any, meta: Mapping[str, Any], parameter: str | None = None)
 
 
 def _understood(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """``meta`` without ``launch_pdl`` where it is false: as NVIDIA's backend has it unasked, and AMD's knows no such."""
+    """``meta`` without a false ``launch_pdl``: it is NVIDIA's default, and AMD's backend has no such option."""
     return {name: value for name, value in meta.items() if name != "launch_pdl" or value}
 
 

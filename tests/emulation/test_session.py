@@ -69,6 +69,15 @@ def test_a_triton_kernels_wrapper_is_run_whole_and_computes_what_float64_does(ta
     assert launches[0].run.counts.total > 0
 
 
+def test_a_grid_without_programs_launches_nothing():
+    x, out = torch.arange(33, dtype=torch.float32), torch.zeros(32)
+    with emulating(GFX942) as launches:
+        launch(_shifted, (0, 1), x, out, 32, 1, BLOCK=32)
+        launch(_shifted, (1, 0), x, out, 32, 1, BLOCK=32)
+    assert launches == []
+    assert not out.any()
+
+
 def test_a_launch_may_say_that_it_does_not_overlap_the_one_before():
     """AMD's backend has no such option at all."""
     x, out = torch.arange(33, dtype=torch.float32), torch.zeros(32)

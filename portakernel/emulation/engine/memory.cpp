@@ -30,6 +30,8 @@ void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane)
 }
 
 void need_known(Wave& wave, uint64_t known, uint64_t lanes) {
+  // which lanes take part may come from a conflicting load too
+  if (!wave.races.empty() && !wave.scalar_known(EXEC, wave.lanes == 64)) known = 0;
   if (uint64_t missing = lanes & ~known)
     wave.worker->report_unwritten(wave, __builtin_ctzll(missing));
 }
