@@ -1,8 +1,9 @@
 """Every instruction with every drawn form against the reference: ``python tests/emulation/differential.py [ARCH ...]``.
 
-``--seed`` draws others, ``--seeds N`` so many from there on, ``--cases N`` takes N forms of each instruction; ``--workers N``
-processes. Prints what differs, and a line for each architecture: cases that are equal, instructions compared; the status is 1 where anything
-differs. ``--json FILE`` writes what `python -m portakernel_pages.emulated FILE` takes into docs/emulation.md.
+``--seed`` draws others, ``--seeds N`` so many from there on, ``--cases N`` takes N forms of each instruction;
+``--workers N`` processes. Prints what differs, and a line for each architecture: cases that are equal, instructions
+compared; the status is 1 where anything differs. ``--json FILE`` writes what
+`python -m portakernel_pages.emulated FILE` takes into docs/emulation.md.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def main() -> int:
             print("".join(f"{line}\n" for one in told for line in one.unlike), end="")
             exist, alike = set().union(*(one.exist for one in told)), set().union(*(one.compared for one in told))
             equal, unlike = sum(one.equal for one in told), sum(len(one.unlike) for one in told)
-            print(f"{arch}: {equal} cases equal, {unlike} not; {len(alike)} of {len(exist)} instructions compared", flush=True)
+            print(
+                f"{arch}: {equal} cases equal, {unlike} not; {len(alike)} of {len(exist)} instructions compared",
+                flush=True,
+            )
             compared |= alike
             rows.append({
                 "target": f"amd:{arch}", "instructions": len(exist), "compared": len(alike), "cases": equal,

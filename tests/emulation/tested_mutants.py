@@ -93,7 +93,9 @@ def run(names: Sequence[str] = ()) -> Tally:
             if found is None:
                 tally.noticed += 1
                 tally.caught.add(name)
-            elif all(np.array_equal(a, b) for x, y in zip(sound, found, strict=True) for a, b in zip(x, y, strict=True)):
+            elif all(
+                np.array_equal(a, b) for x, y in zip(sound, found, strict=True) for a, b in zip(x, y, strict=True)
+            ):
                 tally.equal += 1
             else:
                 tally.missed.append(f"{name} {kind}")

@@ -24,8 +24,15 @@ BUFFER_BYTES, LDS_BYTES, PRIVATE_BYTES = 4096, 4096, 64
 INTEGERS = (0, 1, 5, 31, 32, 63, 64, -1, -16)
 FLOATS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
 # Whether MODE makes zeros of these' subnormals, or rounds the sum in v_cvt_rpi, no document says.
-NO_MODES = ("v_pack_b32_f16", "v_cvt_pkrtz", "v_cvt_pk_rtz", "v_cndmask", "v_cvt_rpi", "v_cvt_nearest_i32",
-            "v_cvt_scalef32")
+NO_MODES = (
+    "v_pack_b32_f16",
+    "v_cvt_pkrtz",
+    "v_cvt_pk_rtz",
+    "v_cndmask",
+    "v_cvt_rpi",
+    "v_cvt_nearest_i32",
+    "v_cvt_scalef32",
+)
 
 
 def cases(arch: str, one: Instruction, seed: int, rounds: int = 1) -> Iterator[Case]:
@@ -290,7 +297,9 @@ def _with_constant(case: Case, kind: str, draw: random.Random) -> Case | None:
     if case.encoding == "VOP3P" and kind != "scalar":
         return None
     index: Any
-    if case.name == "v_pk_fmac_f16" and kind != "scalar" and not case.cdna:  # assemblers differ in what they take for one
+    if (
+        case.name == "v_pk_fmac_f16" and kind != "scalar" and not case.cdna
+    ):  # assemblers differ in what they take for one
         return None
     if first.bits > 32 and "scalef32" in case.name:  # vectors alone
         return None
@@ -328,7 +337,10 @@ def _with_halves(case: Case, draw: random.Random) -> Case:
 
 def _parts(one: Instruction, draw: random.Random) -> int:
     """The bits of op_sel that an instruction's pseudocode reads, drawn."""
-    of_sources, of_result = "OPSEL[0]" in one.pseudocode or "OPSEL[1 : 0]" in one.pseudocode, "OPSEL[3" in one.pseudocode
+    of_sources, of_result = (
+        "OPSEL[0]" in one.pseudocode or "OPSEL[1 : 0]" in one.pseudocode,
+        "OPSEL[3" in one.pseudocode,
+    )
     mask = (1 if "OPSEL[0]" in one.pseudocode else 3) if of_sources else 0
     mask |= (12 if "OPSEL[3 : 2]" in one.pseudocode else 8) if of_result else 0
     return draw.getrandbits(4) & mask

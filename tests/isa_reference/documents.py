@@ -80,11 +80,13 @@ _SIN = ("2 pi is rounded in the formula; the unit takes turns", "D0.{t} = sin_tu
 _COS = ("as of the sine", "D0.{t} = cos_turns(S0.{t})")
 _MEDIAN = (
     "it compares with a maximum that MODE may have made zero; the unit picks one of its sources",
-    "if isNAN(S0.{t}) || isNAN(S1.{t}) || isNAN(S2.{t}) then\nD0.{t} = v_min3{num}_{t}(S0.{t}, S1.{t}, S2.{t})\n"
-    "else\nD0.{t} = median(S0.{t}, S1.{t}, S2.{t})\nendif",
+    (
+        "if isNAN(S0.{t}) || isNAN(S1.{t}) || isNAN(S2.{t}) then\nD0.{t} = v_min3{num}_{t}(S0.{t}, S1.{t}, S2.{t})\n"
+        "else\nD0.{t} = median(S0.{t}, S1.{t}, S2.{t})\nendif"
+    ),
 )
 _SUM = (
-    "it rounds after each product; the unit keeps them (LLVM makes it of fused ones alone), always to nearest even, and "
+    "it rounds after each product; the unit keeps them (LLVM makes it of fused ones alone), rounds to nearest even and "
     "keeps subnormal numbers whatever MODE says, but gfx90a's, which takes and gives zero for them"
 )
 
@@ -111,11 +113,14 @@ CORRECTIONS: dict[str, tuple[str, str]] = {
     },
     "v_s_rsq_f32": ("as of v_rsq_f32", "D0.f32 = inverse_root(S0.f32)"),
     "v_cvt_f32_bf16": ("a cast of bits, written as one of numbers", "D0.f32 = bf16_to_f32(S0.bf16)"),
+    "v_fma_legacy_f16": ("it writes op_sel's half out, and no clamp", "D0.f16 = fma(S0.f16, S1.f16, S2.f16)"),
     "v_cvt_off_f32_i4": ("its table is in no document but as words: i4 / 16", "D0.f32 = offset_of_4_bits(S0)"),
     **{f"v_med3_{t}": (_MEDIAN[0], _MEDIAN[1].replace("{num}", "")) for t in ("f16", "f32")},
     **{f"v_med3_num_{t}": (_MEDIAN[0], _MEDIAN[1].replace("{num}", "_num")) for t in ("f16", "f32")},
-    **{f"v_dot2_{to}_{t}": _sum(to, "S2", t) for to, t in (
-        ("f32", "f16"), ("f32", "bf16"), ("f16", "f16"), ("bf16", "bf16"))},
+    **{
+        f"v_dot2_{to}_{t}": _sum(to, "S2", t)
+        for to, t in (("f32", "f16"), ("f32", "bf16"), ("f16", "f16"), ("bf16", "bf16"))
+    },
     **{f"v_dot2{name}_f32_{t}": _sum("f32", "D0", t) for name in ("c", "acc") for t in ("f16", "bf16")},
     **{f"v_dot4_f32_{a}_{b}": _sum("f32", "S2", a, b) for a in ("fp8", "bf8") for b in ("fp8", "bf8")},
     "v_frexp_exp_i16_f16": (
@@ -166,7 +171,9 @@ def corrected(name: str, table: str, text: str) -> str:
     if name.startswith("v_cvt_sr_"):
         text = _at_random(name, text)
     if name.startswith("v_cvt_scalef32_f16_"):  # as its comment says, and LLVM has it: the other half stays
-        whole = "if OPSEL[3].u32 == 0U then\nD0[15 : 0].f16 = tmp.f16\nelse\nD0[31 : 16].f16 = tmp.f16\nendif // preserved"
+        whole = (
+            "if OPSEL[3].u32 == 0U then\nD0[15 : 0].f16 = tmp.f16\nelse\nD0[31 : 16].f16 = tmp.f16\nendif // preserved"
+        )
         return text.replace("D0 = tmp.b32", whole)
     if name == "v_pk_mov_b32":  # 32 bits of one of 32, where the other half of the pair is meant
         return text.replace("S0.u32[", "S0.u64[").replace("S1.u32[", "S1.u64[").replace("D0.u32[", "D0[")

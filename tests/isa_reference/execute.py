@@ -8,7 +8,7 @@ from typing import Any
 from isa_reference import floats
 from isa_reference.evaluate import Evaluator, Modes, Value, signed
 from isa_reference.floats import BF16, F16, F32, F64, Format
-from isa_reference.state import SELECTS, EXEC, M0, VCC, Case, Operand, State
+from isa_reference.state import EXEC, M0, SELECTS, VCC, Case, Operand, State
 from isa_reference.syntax import parse
 
 UNITS_FLUSH = tuple(
@@ -18,7 +18,8 @@ UNITS_FLUSH = tuple(
 # zeroesHigh16BitsOfDest lists those that clear it).
 KEEP_HIGH = frozenset(
     f"v_{what}" for what in (
-        "bitop3_b16", "ashr_pk_i8_i32", "ashr_pk_u8_i32", "fma_f16", "mad_u16", "mad_i16", "mad_f16", "div_fixup_f16", "add_i16", "sub_i16",
+        "bitop3_b16", "ashr_pk_i8_i32", "ashr_pk_u8_i32", "fma_f16", "mad_u16", "mad_i16", "mad_f16", "div_fixup_f16",
+        "add_i16", "sub_i16",
         *(f"{part}3_{kind}" for part in ("min", "max", "med") for kind in ("f16", "i16", "u16")),
     )
 )  # fmt: skip
@@ -59,7 +60,9 @@ def float_format(operand: Operand) -> Format:
         return BF16
     if "PK2_F16" in operand.form:
         return F16
-    return F32 if operand.bits < 16 or "F8" in operand.form or "FP8" in operand.form else _BY_BITS.get(operand.bits, F32)
+    return (
+        F32 if operand.bits < 16 or "F8" in operand.form or "FP8" in operand.form else _BY_BITS.get(operand.bits, F32)
+    )
 
 
 def constant(operand: Operand) -> int:

@@ -52,14 +52,18 @@ def exceptions() -> list[dict[str, object]]:
         found[reason] += names
     for name, units in UNITS.items():
         found[_unit(units)].append(name)
-    found["whether MODE makes zero of subnormal numbers here, or rounds, no document says: drawn in the default mode"] += [
-        f"{name.rstrip('_')}*" for name in NO_MODES
-    ]
-    found["on CDNA the other half of the register stays, as LLVM has it; the pseudocode names 16 bits alone"] += sorted(KEEP_HIGH)
+    found[
+        "whether MODE makes zero of subnormal numbers here, or rounds, no document says: drawn in the default mode"
+    ] += [f"{name.rstrip('_')}*" for name in NO_MODES]
+    found["on CDNA the other half of the register stays, as LLVM has it; the pseudocode names 16 bits alone"] += sorted(
+        KEEP_HIGH
+    )
     return [{"instructions": names, "reason": reason} for reason, names in found.items()]
 
 
 def _unit(units: int) -> str:
     if units < 0:
-        return "within 2**-17 (float16: 2**-8) of the sine, of up to 256 turns; beyond them the documents give no result"
+        return (
+            "within 2**-17 (float16: 2**-8) of the sine, of up to 256 turns; beyond them the documents give no result"
+        )
     return f"within {units} in the last place: the documents give the unit a bound, or none"

@@ -1,8 +1,8 @@
 """Takes what was proven of the emulator into ``docs/emulation.json``, whose tables docs/emulation.md shows.
 
-``python -m portakernel_pages.emulated OUTPUT...``, with what ``portakernel check --emulate --json`` prints (all kernels of
-a target together: what is known of the target's kernels is replaced), and with what ``tests/emulation/differential.py``
-and ``tests/emulation/mutants.py`` write with ``--json``.
+``python -m portakernel_pages.emulated OUTPUT...``, with what ``portakernel check --emulate --json`` prints (all kernels
+of a target together: what is known of the target's kernels is replaced), and with what
+``tests/emulation/differential.py`` and ``tests/emulation/mutants.py`` write with ``--json``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 
 def recorded(path: Path = RECORD) -> Record:
-    """What a file holds: ``coverage`` by target, ``comparison`` by target, ``exceptions``, ``elsewhere``, ``mutants``."""
+    """What a file holds: ``coverage`` and ``comparison`` by target, ``exceptions``, ``elsewhere``, ``mutants``."""
     made: Record = json.loads(path.read_text(encoding="utf-8"))
     return made
 
@@ -60,8 +60,8 @@ def read_outputs(paths: Iterable[Path]) -> Record:
             checks.append(output)
         else:
             raise SystemExit(
-                f"{path}: needs what `portakernel check --emulate TARGET --json` prints of whole kernels (not with --drawn), "
-                "or what tests/emulation/differential.py or mutants.py writes with --json"
+                f"{path}: needs what `portakernel check --emulate TARGET --json` prints of whole kernels (not with "
+                "--drawn), or what tests/emulation/differential.py or mutants.py writes with --json"
             )
     if checks:
         made["coverage"] = _coverage(checks)
@@ -113,7 +113,8 @@ def coverage(record: Record) -> str:
         never = "; ".join(f"`{name}` ({', '.join(kernels)})" for name, kernels in row["never"].items())
         share = f"{row['executed'] / row['instructions']:.1%}".replace("%", " %")
         rows.append((
-            f"`{row['target']}`", str(row["kernels"]), str(row["instructions"]), f"{row['executed']} ({share})", never or "none",
+            f"`{row['target']}`", str(row["kernels"]), str(row["instructions"]), f"{row['executed']} ({share})",
+            never or "none",
         ))  # fmt: skip
     return table(("target", "kernels", "instructions in them", "executed", "never executed"), rows)
 
@@ -159,8 +160,9 @@ def _names(names: Sequence[str]) -> str:
 
 
 _TABLES = {
-    "| target | kernels |": coverage, "| compared with pseudocode |": comparison, "| departs from the pseudocode |": exceptions,
-    "| without pseudocode |": elsewhere, "| mutants judged by |": mutants,
+    "| target | kernels |": coverage, "| compared with pseudocode |": comparison,
+    "| departs from the pseudocode |": exceptions, "| without pseudocode |": elsewhere,
+    "| mutants judged by |": mutants,
 }  # fmt: skip
 
 
