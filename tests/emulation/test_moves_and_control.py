@@ -58,7 +58,8 @@ def test_calls_come_back_behind_themselves(arch):
 def test_mode_is_written_and_read_and_rounds_what_follows(arch):
     text = [
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 1", "v_add_f32 v2, v0, v1",
-        "s_getreg_b32 s0, hwreg(HW_REG_MODE, 0, 8)", "s_setreg_b32 hwreg(HW_REG_MODE, 0, 2), s4", "v_add_f32 v3, v0, v1",
+        "s_getreg_b32 s0, hwreg(HW_REG_MODE, 0, 8)", "s_setreg_b32 hwreg(HW_REG_MODE, 0, 2), s4",
+        "v_add_f32 v3, v0, v1",
         "s_getreg_b32 s1, hwreg(HW_REG_MODE, 4, 4)",
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0",
         "v_mul_f32 v4, v5, v0",
