@@ -7,7 +7,16 @@ import re
 
 import pytest
 from portakernel_pages import generate
-from portakernel_pages.emulated import comparison, coverage, merged, read_outputs, recorded, with_tables, written
+from portakernel_pages.emulated import (
+    comparison,
+    coverage,
+    merged,
+    mutants,
+    read_outputs,
+    recorded,
+    with_tables,
+    written,
+)
 
 CIRCUMSTANCES = {"date": "2026-11-27T21:19:45+00:00"}
 
@@ -76,6 +85,17 @@ def test_a_comparison_is_kept_with_its_exceptions_and_read_as_it_was_written(out
     path = tmp_path / "record.json"
     path.write_text(written(made), encoding="utf-8")
     assert recorded(path) == made
+
+
+def test_mutants_are_kept_by_their_judge(output):
+    def told(by, noticed):
+        row = {"by": by, "handlers": 2, "noticed": noticed, "missed": ["v_sqrt_f16 1"], "equal": 3}
+        return output(f"{by}{noticed}", mutants=[row])
+
+    known = read_outputs([told("tests", 8), told("pseudocode", 7)])
+    assert mutants(merged(known, read_outputs([told("tests", 9)]))).splitlines()[2:] == [
+        "| pseudocode | 2 | 7 | 1 | 3 | 87.5 % |", "| tests | 2 | 9 | 1 | 3 | 90.0 % |",
+    ]  # fmt: skip
 
 
 def test_files_that_prove_nothing_of_the_emulator_are_refused_by_name(output):

@@ -21,6 +21,8 @@ RECORD = Path(__file__).parents[2] / "docs" / "emulation.json"
 _EMULATED = " (emulated)"
 # By the key that tells a file's kind: what is kept of it.
 _KINDS = {"comparison": ("comparison", "exceptions", "elsewhere"), "mutants": ("mutants",)}
+# By what the rows of a list are told apart.
+_ROWS = {"coverage": "target", "comparison": "target", "mutants": "by"}
 
 Record = dict[str, Any]
 
@@ -55,7 +57,7 @@ def read_outputs(paths: Iterable[Path]) -> Record:
         output: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         kind = next((kind for kind in _KINDS if kind in output), None)
         if kind is not None:
-            made |= {key: output[key] for key in _KINDS[kind]}
+            made = merged(made, {key: output[key] for key in _KINDS[kind]})
         elif any(row.get("instructions") for row in output.get("results", ())):
             checks.append(output)
         else:
@@ -97,12 +99,13 @@ def _coverage(outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def merged(known: Record, new: Record) -> Record:
-    """``known`` with ``new``; coverage and comparison by target, the rest as a whole."""
+    """``known`` with ``new``: rows of the same target, or judge of mutants, are replaced; the rest is as a whole."""
     made = known | new
-    for key in ("coverage", "comparison"):
-        anew = {row["target"] for row in new.get(key, ())}
-        rows = [*(row for row in known.get(key, ()) if row["target"] not in anew), *new.get(key, ())]
-        made[key] = sorted(rows, key=lambda row: str(row["target"]))
+    for key, by in _ROWS.items():
+        anew = {row[by] for row in new.get(key, ())}
+        rows = [*(row for row in known.get(key, ()) if row[by] not in anew), *new.get(key, ())]
+        if rows:
+            made[key] = sorted(rows, key=lambda row, by=by: str(row[by]))
     return made
 
 
