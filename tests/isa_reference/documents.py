@@ -86,8 +86,8 @@ _MEDIAN = (
     ),
 )
 _SUM = (
-    "it rounds after each product; the unit keeps them (LLVM makes it of fused ones alone), rounds to nearest even and "
-    "keeps subnormal numbers whatever MODE says, but gfx90a's, which takes and gives zero for them"
+    "it rounds after each product; how the unit rounds no document says: the exact sum is taken, rounded once to nearest "
+    "even, with subnormal numbers whatever MODE says, but on gfx90a, which takes and gives zero for them"
 )
 
 
@@ -142,7 +142,7 @@ EXCEPTIONS: dict[str, list[str]] = {
     "v_div_scale's 2**64 overflows in its fourth case: 2**-64, which v_div_fmas undoes": list(_SCALES),
     "a quotient that overflowed although it was scaled is a NaN by now, and infinite": ["v_div_fixup_*"],
     "the number where the other one is a NaN, as LLVM's atomicrmw fmin is": ["atomic minima and maxima of floats"],
-    "the random number's upper bits are added with a carry, and what they reach is cut, as hip_fp8.h has it": [
+    "it wraps, and rounds the sum to nearest again: here the random bits are added with a carry, and the rest is cut": [
         "v_cvt_sr_*"
     ],
     "half of a pair of registers is taken of one of them": ["v_pk_mov_b32"],
@@ -155,7 +155,7 @@ def _at_random(name: str, text: str) -> str:
     """Stochastic rounding adds the random number's upper bits to those that are dropped, and drops them.
 
     The pseudocode adds to the mantissa alone, without a carry, and rounds the sum to nearest once more; that of 16-bit
-    formats names functions and says no more. AMD's hip_fp8.h, which computes it in software, adds with a carry.
+    formats names functions and says no more. Here it is added with a carry; no hardware was asked.
     """
     to = name.split("_")[3]
     text = re.sub(r"\bf32_to_\w+\(tmp\.f32\)", f"f32_to_{to}_random(S0.f32, S1.u32)", text)

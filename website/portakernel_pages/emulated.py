@@ -105,7 +105,7 @@ def merged(known: Record, new: Record) -> Record:
         anew = {row[by] for row in new.get(key, ())}
         rows = [*(row for row in known.get(key, ()) if row[by] not in anew), *new.get(key, ())]
         if rows:
-            made[key] = sorted(rows, key=lambda row, by=by: str(row[by]))
+            made[key] = [row for _, row in sorted((str(row[by]), row) for row in rows)]
     return made
 
 
