@@ -86,7 +86,7 @@ _MEDIAN = (
     ),
 )
 _SUM = (
-    "it rounds after each product; how the unit rounds no document says: the exact sum is taken, rounded once to nearest "
+    "it rounds after each product; how the unit rounds no document says: the exact sum, rounded once to nearest "
     "even, with subnormal numbers whatever MODE says, but on gfx90a, which takes and gives zero for them"
 )
 
