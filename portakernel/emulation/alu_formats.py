@@ -29,6 +29,7 @@ def _imply_third_source(record: Record, *, short: bool) -> None:
     """The source that has no field: the accumulator, the literal or, in ``short`` forms, the carry or mask in VCC."""
     if record.name.startswith(_ACCUMULATING):
         record.src[2] = record.dst
+        record.op_sel |= (record.op_sel >> 3 & 1) << 2  # the half that the result takes
     elif short and "mk_" in record.name:
         record.src[1], record.src[2] = abi.LITERAL, record.src[1]
     elif short and "ak_" in record.name:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from portakernel_pages import generate
-from portakernel_pages.emulated import comparison, coverage, merged, read_outputs, recorded, with_tables, written
+from portakernel_pages.emulated import (
+    comparison,
+    coverage,
+    merged,
+    mutants,
+    read_outputs,
+    recorded,
+    with_tables,
+    written,
+)
 
 CIRCUMSTANCES = {"date": "2026-11-27T21:19:45+00:00"}
 
@@ -66,15 +76,26 @@ def test_a_targets_rows_are_replaced_and_others_stay(output):
 
 def test_a_comparison_is_kept_with_its_exceptions_and_read_as_it_was_written(output, tmp_path):
     rows = [
-        {"target": "amd:gfx942", "instructions": 900, "compared": 900, "cases": 12345, "unlike": 0, "seeds": 3, "date": "d"},
+        {"target": "amd:gfx942", "instructions": 900, "compared": 900, "cases": 12345, "unlike": 0, "seeds": 3},
     ]  # fmt: skip
-    made = merged(
-        {}, read_outputs([output("differential", comparison=rows, exceptions=[{"instructions": ["a"], "reason": "b"}], elsewhere=[])])
-    )  # fmt: skip
+    exceptions = [{"instructions": ["v_sin_f32"], "reason": "the unit takes turns"}]
+    path = output("differential", comparison=rows, exceptions=exceptions, elsewhere=[])
+    made = merged({}, read_outputs([path]))
     assert comparison(made).splitlines()[2:] == ["| `amd:gfx942` | 900 of 900 | 12 345 | 3 | 0 |"]
     path = tmp_path / "record.json"
     path.write_text(written(made), encoding="utf-8")
     assert recorded(path) == made
+
+
+def test_mutants_are_kept_by_their_judge(output):
+    def told(by, noticed):
+        row = {"by": by, "handlers": 2, "noticed": noticed, "missed": ["v_sqrt_f16 1"], "equal": 3}
+        return output(f"{by}{noticed}", mutants=[row])
+
+    known = read_outputs([told("tests", 8), told("pseudocode", 7)])
+    assert mutants(merged(known, read_outputs([told("tests", 9)]))).splitlines()[2:] == [
+        "| pseudocode | 2 | 7 | 1 | 3 | 87.5 % |", "| tests | 2 | 9 | 1 | 3 | 90.0 % |",
+    ]  # fmt: skip
 
 
 def test_files_that_prove_nothing_of_the_emulator_are_refused_by_name(output):
@@ -93,7 +114,7 @@ def test_the_page_has_the_tables_of_the_record():
 
 
 def test_a_page_without_one_of_the_tables_is_refused():
-    with pytest.raises(ValueError, match="has a table that begins '| target | kernels |' 0 times; once is needed"):
+    with pytest.raises(ValueError, match=re.escape("begins '| target | kernels |' 0 times; once is needed")):
         with_tables("no table", recorded())
 
 

@@ -1,8 +1,9 @@
 """Every instruction with every drawn form against the reference: ``python tests/emulation/differential.py [ARCH ...]``.
 
-``--seed`` draws others, ``--seeds N`` so many from there on, ``--cases N`` takes N forms of each instruction; ``--workers N``
-processes. Prints what differs, and a line for each architecture: cases that are equal, instructions compared; the status is 1 where anything
-differs. ``--json FILE`` writes what `python -m portakernel_pages.emulated FILE` takes into docs/emulation.md.
+``--seed`` draws others, ``--seeds N`` so many from there on, ``--cases N`` takes N forms of each instruction;
+``--workers N`` processes. Prints what differs, and a line for each architecture: cases that are equal, instructions
+compared; the status is 1 where anything differs. ``--json FILE`` writes what
+`python -m portakernel_pages.emulated FILE` takes into docs/emulation.md.
 """
 
 from __future__ import annotations

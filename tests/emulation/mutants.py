@@ -1,7 +1,7 @@
 """The engine's mutants: ``python tests/emulation/mutants.py``.
 
-Makes five mutants of each handler, as isa_reference/mutants.py says, and prints how many were noticed, how many handlers
-have a noticed one, and which have none. ``--judge reference``: by the comparison with the documents' pseudocode, in
+Makes five mutants of each handler, as isa_reference/mutants.py says, and prints how many were noticed, how many of the
+handlers have a noticed one, and which have none. ``--judge reference``: by the comparison with the pseudocode, in
 ``--cases`` of each instruction; ``--judge tests``: by tests of handlers that have no pseudocode (tested_mutants.py).
 ``--sample``: handlers drawn instead of all; ``--arch``: on these only; ``--workers``: processes; ``--json FILE`` writes
 what `python -m portakernel_pages.emulated FILE` takes into docs/emulation.md.

@@ -1,4 +1,4 @@
-"""Instructions whose pseudocode speaks of more than a wave's registers: jumps, modes, accumulation registers, LDS copies."""
+"""Instructions whose pseudocode speaks of more than registers of a wave: jumps, modes, accumulation, copies to LDS."""
 
 import numpy as np
 import pytest
@@ -45,9 +45,10 @@ def test_a_branch_is_taken_where_its_condition_is_met(arch, condition, is_met):
 @pytest.mark.parametrize("arch", CDNA + RDNA)
 def test_calls_come_back_behind_themselves(arch):
     text = [
-        "s_call_b64 s[8:9], first", "s_getpc_b64 s[4:5]", "base:", "s_add_u32 s4, s4, second-base", "s_addc_u32 s5, s5, 0",
-        "s_swappc_b64 s[10:11], s[4:5]", "s_add_i32 s0, s0, 1", "s_branch end",
-        "first:", "s_add_i32 s0, s0, 10", "s_setpc_b64 s[8:9]", "second:", "s_add_i32 s0, s0, 100", "s_setpc_b64 s[10:11]",
+        "s_call_b64 s[8:9], first", "s_getpc_b64 s[4:5]", "base:", "s_add_u32 s4, s4, second-base",
+        "s_addc_u32 s5, s5, 0", "s_swappc_b64 s[10:11], s[4:5]", "s_add_i32 s0, s0, 1", "s_branch end",
+        "first:", "s_add_i32 s0, s0, 10", "s_setpc_b64 s[8:9]",
+        "second:", "s_add_i32 s0, s0, 100", "s_setpc_b64 s[10:11]",
         "end:", "s_add_i32 s0, s0, 1000",
     ]  # fmt: skip
     assert run_single(arch, text, sgprs={0: 0}).sgpr(0) == 1111
@@ -56,9 +57,12 @@ def test_calls_come_back_behind_themselves(arch):
 @pytest.mark.parametrize("arch", CDNA + RDNA)
 def test_mode_is_written_and_read_and_rounds_what_follows(arch):
     text = [
-        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 1", "v_add_f32 v2, v0, v1", "s_getreg_b32 s0, hwreg(HW_REG_MODE, 0, 8)",
-        "s_setreg_b32 hwreg(HW_REG_MODE, 0, 2), s4", "v_add_f32 v3, v0, v1", "s_getreg_b32 s1, hwreg(HW_REG_MODE, 4, 4)",
-        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0", "v_mul_f32 v4, v5, v0",
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 1", "v_add_f32 v2, v0, v1",
+        "s_getreg_b32 s0, hwreg(HW_REG_MODE, 0, 8)", "s_setreg_b32 hwreg(HW_REG_MODE, 0, 2), s4",
+        "v_add_f32 v3, v0, v1",
+        "s_getreg_b32 s1, hwreg(HW_REG_MODE, 4, 4)",
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0",
+        "v_mul_f32 v4, v5, v0",
     ]  # fmt: skip
     one, tiny, subnormal = (np.full(lanes(arch), x, dtype=np.float32) for x in (1.0, 2.0**-30, 2.0**-140))
     ran = run_single(arch, text, vgprs={0: one, 1: tiny, 5: subnormal}, sgprs={0: 0, 1: 0, 4: 3})

@@ -80,12 +80,14 @@ _SIN = ("2 pi is rounded in the formula; the unit takes turns", "D0.{t} = sin_tu
 _COS = ("as of the sine", "D0.{t} = cos_turns(S0.{t})")
 _MEDIAN = (
     "it compares with a maximum that MODE may have made zero; the unit picks one of its sources",
-    "if isNAN(S0.{t}) || isNAN(S1.{t}) || isNAN(S2.{t}) then\nD0.{t} = v_min3{num}_{t}(S0.{t}, S1.{t}, S2.{t})\n"
-    "else\nD0.{t} = median(S0.{t}, S1.{t}, S2.{t})\nendif",
+    (
+        "if isNAN(S0.{t}) || isNAN(S1.{t}) || isNAN(S2.{t}) then\nD0.{t} = v_min3{num}_{t}(S0.{t}, S1.{t}, S2.{t})\n"
+        "else\nD0.{t} = median(S0.{t}, S1.{t}, S2.{t})\nendif"
+    ),
 )
 _SUM = (
-    "it rounds after each product; the unit keeps them (LLVM makes it of fused ones alone), always to nearest even, and "
-    "keeps subnormal numbers whatever MODE says, but gfx90a's, which takes and gives zero for them"
+    "it rounds after each product; how the unit rounds no document says: the exact sum, rounded once to nearest "
+    "even, with subnormal numbers whatever MODE says, but on gfx90a, which takes and gives zero for them"
 )
 
 
@@ -111,6 +113,7 @@ CORRECTIONS: dict[str, tuple[str, str]] = {
     },
     "v_s_rsq_f32": ("as of v_rsq_f32", "D0.f32 = inverse_root(S0.f32)"),
     "v_cvt_f32_bf16": ("a cast of bits, written as one of numbers", "D0.f32 = bf16_to_f32(S0.bf16)"),
+    "v_fma_legacy_f16": ("it writes op_sel's half out, and no clamp", "D0.f16 = fma(S0.f16, S1.f16, S2.f16)"),
     "v_cvt_off_f32_i4": ("its table is in no document but as words: i4 / 16", "D0.f32 = offset_of_4_bits(S0)"),
     **{f"v_med3_{t}": (_MEDIAN[0], _MEDIAN[1].replace("{num}", "")) for t in ("f16", "f32")},
     **{f"v_med3_num_{t}": (_MEDIAN[0], _MEDIAN[1].replace("{num}", "_num")) for t in ("f16", "f32")},
@@ -139,7 +142,7 @@ EXCEPTIONS: dict[str, list[str]] = {
     "v_div_scale's 2**64 overflows in its fourth case: 2**-64, which v_div_fmas undoes": list(_SCALES),
     "a quotient that overflowed although it was scaled is a NaN by now, and infinite": ["v_div_fixup_*"],
     "the number where the other one is a NaN, as LLVM's atomicrmw fmin is": ["atomic minima and maxima of floats"],
-    "the random number's upper bits are added with a carry, and what they reach is cut, as hip_fp8.h has it": [
+    "it wraps, and rounds the sum to nearest again: here the random bits are added with a carry, and the rest is cut": [
         "v_cvt_sr_*"
     ],
     "half of a pair of registers is taken of one of them": ["v_pk_mov_b32"],
@@ -152,7 +155,7 @@ def _at_random(name: str, text: str) -> str:
     """Stochastic rounding adds the random number's upper bits to those that are dropped, and drops them.
 
     The pseudocode adds to the mantissa alone, without a carry, and rounds the sum to nearest once more; that of 16-bit
-    formats names functions and says no more. AMD's hip_fp8.h, which computes it in software, adds with a carry.
+    formats names functions and says no more. Here it is added with a carry; no hardware was asked.
     """
     to = name.split("_")[3]
     text = re.sub(r"\bf32_to_\w+\(tmp\.f32\)", f"f32_to_{to}_random(S0.f32, S1.u32)", text)

@@ -17,7 +17,10 @@ SMALL = {"fp8": 8, "bf8": 8, "fp6": 6, "bf6": 6, "fp4": 4}
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """``kind``: u, i, f, g (bfloat16), b (bits) or a small float's name. Whole numbers are unbounded until they are stored or reread."""
+    """``kind``: u, i, f, g (bfloat16), b (bits) or a small float's name.
+
+    Whole numbers are unbounded until they are stored or reread.
+    """
 
     kind: str
     width: int

@@ -18,7 +18,8 @@ UNITS_FLUSH = tuple(
 # zeroesHigh16BitsOfDest lists those that clear it).
 KEEP_HIGH = frozenset(
     f"v_{what}" for what in (
-        "bitop3_b16", "ashr_pk_i8_i32", "ashr_pk_u8_i32", "fma_f16", "mad_u16", "mad_i16", "mad_f16", "div_fixup_f16", "add_i16", "sub_i16",
+        "bitop3_b16", "ashr_pk_i8_i32", "ashr_pk_u8_i32", "fma_f16", "mad_u16", "mad_i16", "mad_f16", "div_fixup_f16",
+        "add_i16", "sub_i16",
         *(f"{part}3_{kind}" for part in ("min", "max", "med") for kind in ("f16", "i16", "u16")),
     )
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """``special``: what codes mean that are no numbers: ``nan`` (all ones), ``ieee``, ``fnuz`` (the code of -0), or none."""
+    """``special``: which codes are no numbers: ``nan`` (all ones), ``ieee``, ``fnuz`` (that of -0), or none."""
 
     bits: int
     mantissa: int
@@ -33,7 +34,8 @@ class Small:
 
 FORMATS = {
     "fp8": Small(8, 3, 7, "nan"), "bf8": Small(8, 2, 15, "ieee"), "fp8 fnuz": Small(8, 3, 8, "fnuz"),
-    "bf8 fnuz": Small(8, 2, 16, "fnuz"), "fp6": Small(6, 3, 1, ""), "bf6": Small(6, 2, 3, ""), "fp4": Small(4, 1, 1, ""),
+    "bf8 fnuz": Small(8, 2, 16, "fnuz"), "fp6": Small(6, 3, 1, ""), "bf6": Small(6, 2, 3, ""),
+    "fp4": Small(4, 1, 1, ""),
 }  # fmt: skip
 _NOT_A_NUMBER = 255  # the scale that is no power of two
 
@@ -162,7 +164,7 @@ def _half_at_random(to: Format) -> Function:
 def exact_sum(terms: list[Fraction | float], form: Format) -> int:
     """The sum of all terms, rounded once; infinities and NaNs as addition one by one gives them."""
     special = [one for one in terms if isinstance(one, float)]
-    if any(one != one for one in special) or {float("inf"), float("-inf")} <= set(special):
+    if any(map(math.isnan, special)) or {float("inf"), float("-inf")} <= set(special):
         return form.nan
     infinite = [one for one in special if one]
     if infinite:

@@ -1,8 +1,8 @@
 """Takes what was proven of the emulator into ``docs/emulation.json``, whose tables docs/emulation.md shows.
 
-``python -m portakernel_pages.emulated OUTPUT...``, with what ``portakernel check --emulate --json`` prints (all kernels of
-a target together: what is known of the target's kernels is replaced), and with what ``tests/emulation/differential.py``
-and ``tests/emulation/mutants.py`` write with ``--json``.
+``python -m portakernel_pages.emulated OUTPUT...``, with what ``portakernel check --emulate --json`` prints (all kernels
+of a target together: what is known of the target's kernels is replaced), and with what
+``tests/emulation/differential.py`` and ``tests/emulation/mutants.py`` write with ``--json``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ RECORD = Path(__file__).parents[2] / "docs" / "emulation.json"
 _EMULATED = " (emulated)"
 # By the key that tells a file's kind: what is kept of it.
 _KINDS = {"comparison": ("comparison", "exceptions", "elsewhere"), "mutants": ("mutants",)}
+# By what the rows of a list are told apart.
+_ROWS = {"coverage": "target", "comparison": "target", "mutants": "by"}
 
 Record = dict[str, Any]
 
 
 def recorded(path: Path = RECORD) -> Record:
-    """What a file holds: ``coverage`` by target, ``comparison`` by target, ``exceptions``, ``elsewhere``, ``mutants``."""
+    """What a file holds: ``coverage`` and ``comparison`` by target, ``exceptions``, ``elsewhere``, ``mutants``."""
     made: Record = json.loads(path.read_text(encoding="utf-8"))
     return made
 
@@ -55,13 +57,13 @@ def read_outputs(paths: Iterable[Path]) -> Record:
         output: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         kind = next((kind for kind in _KINDS if kind in output), None)
         if kind is not None:
-            made |= {key: output[key] for key in _KINDS[kind]}
+            made = merged(made, {key: output[key] for key in _KINDS[kind]})
         elif any(row.get("instructions") for row in output.get("results", ())):
             checks.append(output)
         else:
             raise SystemExit(
-                f"{path}: needs what `portakernel check --emulate TARGET --json` prints of whole kernels (not with --drawn), "
-                "or what tests/emulation/differential.py or mutants.py writes with --json"
+                f"{path}: needs what `portakernel check --emulate TARGET --json` prints of whole kernels (not with "
+                "--drawn), or what tests/emulation/differential.py or mutants.py writes with --json"
             )
     if checks:
         made["coverage"] = _coverage(checks)
@@ -97,12 +99,13 @@ def _coverage(outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def merged(known: Record, new: Record) -> Record:
-    """``known`` with ``new``; coverage and comparison by target, the rest as a whole."""
+    """``known`` with ``new``: rows of the same target, or judge of mutants, are replaced; the rest is as a whole."""
     made = known | new
-    for key in ("coverage", "comparison"):
-        anew = {row["target"] for row in new.get(key, ())}
-        rows = [*(row for row in known.get(key, ()) if row["target"] not in anew), *new.get(key, ())]
-        made[key] = sorted(rows, key=lambda row: str(row["target"]))
+    for key, by in _ROWS.items():
+        anew = {row[by] for row in new.get(key, ())}
+        rows = [*(row for row in known.get(key, ()) if row[by] not in anew), *new.get(key, ())]
+        if rows:
+            made[key] = [row for _, row in sorted((str(row[by]), row) for row in rows)]
     return made
 
 
@@ -113,7 +116,8 @@ def coverage(record: Record) -> str:
         never = "; ".join(f"`{name}` ({', '.join(kernels)})" for name, kernels in row["never"].items())
         share = f"{row['executed'] / row['instructions']:.1%}".replace("%", " %")
         rows.append((
-            f"`{row['target']}`", str(row["kernels"]), str(row["instructions"]), f"{row['executed']} ({share})", never or "none",
+            f"`{row['target']}`", str(row["kernels"]), str(row["instructions"]), f"{row['executed']} ({share})",
+            never or "none",
         ))  # fmt: skip
     return table(("target", "kernels", "instructions in them", "executed", "never executed"), rows)
 
@@ -159,8 +163,9 @@ def _names(names: Sequence[str]) -> str:
 
 
 _TABLES = {
-    "| target | kernels |": coverage, "| compared with pseudocode |": comparison, "| departs from the pseudocode |": exceptions,
-    "| without pseudocode |": elsewhere, "| mutants judged by |": mutants,
+    "| target | kernels |": coverage, "| compared with pseudocode |": comparison,
+    "| departs from the pseudocode |": exceptions, "| without pseudocode |": elsewhere,
+    "| mutants judged by |": mutants,
 }  # fmt: skip
 
 

@@ -12,9 +12,9 @@ uint32_t u(uint64_t v) { return static_cast<uint32_t>(v); }
 int64_t l(uint64_t v) { return static_cast<int64_t>(v); }
 
 template <class F>
-F least(F a, F b) { return std::isnan(a) ? b : std::isnan(b) ? a : a < b ? a : b; }
+F least(F a, F b) { return std::isnan(a) ? b : b < a ? b : a; }  // of two zeros the one in memory
 template <class F>
-F most(F a, F b) { return std::isnan(a) ? b : std::isnan(b) ? a : a > b ? a : b; }
+F most(F a, F b) { return std::isnan(a) ? b : b > a ? b : a; }
 
 uint64_t add_halves(uint64_t a, uint64_t b) {
   uint64_t r = 0;

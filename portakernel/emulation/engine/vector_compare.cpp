@@ -107,7 +107,7 @@ void register_vector_compare() {
   one("t", "u16", Type::b16, Type::b16, compare<U16, 15>);
   one("class", "f32", Type::b32, Type::raw32, class32);
   one("class", "f64", Type::b64, Type::raw32, class64);
-  one("class", "f16", Type::b16, Type::raw32, class16);
+  one("class", "f16", Type::b16, Type::b16, class16);
 }
 
 }  // namespace emu

@@ -106,6 +106,15 @@ void shift_left(Alu& s) {
 }
 
 #define BOTH Type::b32, Type::b32
+// A part of two registers; how far in, 16 bits say, whose half op_sel picks.
+template <unsigned STEP, unsigned MASK>
+void align(Alu& s) {
+  EMU_LANES {
+    uint64_t both = uint64_t{s.in[0].u32[l]} << 32 | s.in[1].u32[l];
+    s.out.u32[l] = static_cast<uint32_t>(both >> STEP * (s.in[2].u32[l] & MASK));
+  }
+}
+
 const VectorOp OPS[] = {
     U32_1("v_mov_b32", a), U32_1("v_not_b32", ~a), U32_1("v_bfrev_b32", reverse(a)),
     U32_1("v_accvgpr_read", a), U32_1("v_accvgpr_write", a), U32_1("v_accvgpr_mov_b32", a),
@@ -146,8 +155,8 @@ const VectorOp OPS[] = {
     U32_3("v_mad_i32_i24", saturated(int64_t{low24(a)} * low24(b) + static_cast<int32_t>(c), s.op->clamp)),
     U32_3("v_bfe_u32", bfe(a, b, c)), U32_3("v_bfe_i32", bfe_signed(a, b, c)), U32_3("v_bfi_b32", (a & b) | (~a & c)),
     U32_2("v_bfm_b32", ((1u << (a & 31)) - 1) << (b & 31)),
-    U32_3("v_alignbit_b32", static_cast<uint32_t>((uint64_t{a} << 32 | b) >> (c & 31))),
-    U32_3("v_alignbyte_b32", static_cast<uint32_t>((uint64_t{a} << 32 | b) >> 8 * (c & 3))),
+    {"v_alignbit_b32", Type::b32, {Type::b32, Type::b32, Type::b16}, align<1, 31>},
+    {"v_alignbyte_b32", Type::b32, {Type::b32, Type::b32, Type::b16}, align<8, 3>},
     U32_3("v_perm_b32", permute(a, b, c)),
     U32_3("v_lshl_add_u32", (a << (b & 31)) + c), U32_3("v_add_lshl_u32", (a + b) << (c & 31)),
     U32_3("v_add3_u32", a + b + c), U32_3("v_lshl_or_b32", a << (b & 31) | c), U32_3("v_and_or_b32", (a & b) | c),
