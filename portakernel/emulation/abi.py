@@ -9,7 +9,7 @@ U8, U16, U32, U64 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_u
 I32, I64 = ctypes.c_int32, ctypes.c_int64
 
 # One decoded instruction, in the order of abi.h's Op.
-OP = struct.Struct("<HHIHH4HIiiH7BBHBB2xI4B4B2H")
+OP = struct.Struct("<HHIHH4HIiiH7BBHBBBBI4B4B2H")
 assert OP.size == 64
 
 VCC, NULL, M0, EXEC, LITERAL, VGPR, AGPR, NO_OPERAND = 106, 124, 125, 126, 255, 256, 512, 0xFFFF
@@ -17,6 +17,8 @@ VCC, NULL, M0, EXEC, LITERAL, VGPR, AGPR, NO_OPERAND = 106, 124, 125, 126, 255, 
 # Op.flags
 SHORT_FORM, FETCH_INACTIVE, BOUND_CTRL, OFFSET_ENABLE, INDEX_ENABLE, TO_LDS, RETURNS = 1, 2, 4, 8, 16, 32, 64
 SDWA_SEXT0, SDWA_SEXT1, SCALAR_DST, VOP3_FORM, PACKED_FORM = 128, 256, 512, 1024, 2048
+# Op.counters
+VECTOR_COUNT, LDS_COUNT, SCALAR_COUNT = 1, 2, 4
 # Op.permute
 NO_PERMUTE, DPP16, DPP8, SDWA = range(4)
 

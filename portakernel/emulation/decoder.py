@@ -13,6 +13,7 @@ from portakernel.emulation import alu_formats, memory_formats
 from portakernel.emulation.arch import Arch
 from portakernel.emulation.encodings import Encoding, encodings, vopd_names
 from portakernel.emulation.record import Record
+from portakernel.emulation.waits import counted
 from portakernel.emulation.word import Word
 
 _FORMATS = {**alu_formats.FORMATS, **memory_formats.FORMATS}
@@ -54,6 +55,7 @@ def _decode(text: bytes, at: int, arch: Arch, halves: list[Record]) -> Record:
     if at + record.size > len(text):
         return Record("unknown", at, 4, raw=window[:4])
     record.raw = window[: record.size]
+    record.counters, record.result_words = counted(record, arch.table)
     return record
 
 

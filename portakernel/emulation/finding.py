@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from portakernel.emulation.operand_text import register
 
 # The other wave of a finding that has none, as in ``engine/wave.h``.
 NO_WAVE = 0xFF
@@ -27,6 +28,7 @@ class Kind(IntEnum):
     UNINITIALISED_MEMORY = 12
     DEADLOCK = 13
     GROUP_CONFLICT = 14
+    UNWAITED = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Finding:
 
     ``region`` names the tensor whose memory is nearest; ``distance`` are the bytes by which an access goes past its
     end, negative before its begin. ``line`` is the kernel's source line where the code object has line tables.
+    ``other_text`` and ``other_offset`` are the other instruction of a conflict, the load that was not waited for, or
+    the instruction that what nobody wrote comes from ("" and -1 where there is none).
     """
 
     kind: Kind
@@ -53,6 +57,7 @@ class Finding:
     other_workgroup: tuple[int, int, int]
     count: int
     line: str = ""
+    other_offset: int = -1
 
     def __str__(self) -> str:
         where = f"workgroup {self.workgroup}, wave {self.wave}, lane {self.lane}"
@@ -80,6 +85,14 @@ class Finding:
         if self.kind is Kind.GROUP_CONFLICT:
             of = f"{self.region} at {self.address:#x}"
             return f"{of} is touched by another workgroup too, {self.other_workgroup}, and nothing orders them"
+        other = f"{self.other_text} at {self.other_offset:#x}"
+        if self.kind is Kind.UNWAITED:
+            return f"{register(self.address)} is used before a wait for what loads it ({other})"
+        if self.kind is Kind.UNINITIALISED_REGISTER and self.other_text:
+            return (
+                "an address, a stored value or a branch comes from a register that was not written in this lane "
+                f"(what it holds comes from {other})"
+            )
         return {
             Kind.READ_ONLY: f"a store to {self.region}, which is read only",
             Kind.MISALIGNED: f"an access of {self.bytes} bytes at {self.address:#x} is misaligned",

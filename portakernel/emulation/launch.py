@@ -17,7 +17,8 @@ from portakernel.emulation.counts import Counts, counted
 from portakernel.emulation.errors import EmulationError
 from portakernel.emulation.finding import Finding, Kind
 from portakernel.emulation.memory import CODE_BASE, KERNARG_BASE, PACKET_BASE, Memory
-from portakernel.emulation.program import Program, describe, program
+from portakernel.emulation.operand_text import describe
+from portakernel.emulation.program import Program, program
 
 _MOST_FINDINGS = 256
 _MOST_ITEMS, _MOST_WORKGROUPS = 1024, 1 << 31
@@ -240,4 +241,5 @@ def _finding(made: Program, memory: Memory, raw: abi.RawFinding) -> Finding:
         raw.other_wave, describe(made.records[raw.other_record]) if known else "",
         tuple(raw.other_workgroup), raw.count,
         made.lines.at(made.loaded.text_address + record.offset),
+        made.records[raw.other_record].offset if known else -1,
     )  # fmt: skip

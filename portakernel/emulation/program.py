@@ -7,21 +7,12 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from portakernel.emulation import abi
 from portakernel.emulation.build import handler
 from portakernel.emulation.code_object import PRELOAD_ENTRY, Kernel, LoadedObject, load
 from portakernel.emulation.decoder import decode
 from portakernel.emulation.errors import EmulationError
 from portakernel.emulation.lines import Lines
 from portakernel.emulation.record import Record
-
-# Operand codes: trap registers from here on, whole numbers from 0 to 64 and then from -1 to -16, and those with names.
-_TTMP, _ZERO = 108, 128
-_NAMED = {
-    abi.VCC: "vcc", abi.VCC + 1: "vcc_hi", abi.NULL: "null", abi.M0: "m0", abi.EXEC: "exec", abi.EXEC + 1: "exec_hi",
-    240: "0.5", 241: "-0.5", 242: "1.0", 243: "-1.0", 244: "2.0", 245: "-2.0", 246: "4.0", 247: "-4.0", 248: "1/(2*pi)",
-    253: "scc",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,30 +87,3 @@ def _names(loaded: LoadedObject, records: Sequence[Record]) -> frozenset[str]:
     entries = [one.entry - loaded.text_address for one in loaded.kernels.values() if one.preload_words]
     headers = [range(entry - PRELOAD_ENTRY, entry) for entry in entries]
     return frozenset(one.name for one in records if not any(one.offset in header for header in headers))
-
-
-def describe(record: Record) -> str:
-    """An instruction in short: its name and operands, or the bytes that no table knows."""
-    if record.name == "unknown":
-        return f"unknown bytes {record.raw.hex()}"
-    operands = [_operand(record, code) for code in (record.dst, record.sdst, *record.src) if code != abi.NO_OPERAND]
-    text = f"{record.name} {', '.join(operands)}".rstrip()
-    return f"{text} offset:{record.imm}" if record.imm else text
-
-
-def _operand(record: Record, code: int) -> str:
-    if code >= abi.AGPR:
-        return f"a{code - abi.AGPR}"
-    if code >= abi.VGPR:
-        return f"v{code - abi.VGPR}"
-    if code == abi.LITERAL:
-        return f"{record.literal:#x}"
-    if code in _NAMED:
-        return _NAMED[code]
-    if code < abi.VCC:
-        return f"s{code}"
-    if code < abi.NULL:
-        return f"ttmp{code - _TTMP}"
-    if _ZERO <= code <= _ZERO + 64:
-        return str(code - _ZERO)
-    return str(_ZERO + 64 - code) if _ZERO + 64 < code <= _ZERO + 80 else f"src{code}"

@@ -33,6 +33,8 @@ class Record:
     dpp_ctrl: int = 0
     row_mask: int = 0
     bank_mask: int = 0
+    counters: int = 0
+    result_words: int = 0
     lane_select: int = 0
     sdwa: tuple[int, int, int, int] = (6, 0, 6, 6)
     cbsz: int = 0
@@ -47,6 +49,6 @@ class Record:
         return abi.OP.pack(
             handler, self.size, self.offset, self.dst, self.sdst, *self.src, self.literal, self.imm, self.pair,
             self.flags, self.neg, self.abs, self.neg_hi, self.op_sel, self.op_sel_hi, self.clamp, self.omod,
-            self.permute, self.dpp_ctrl, self.row_mask, self.bank_mask, self.lane_select, *self.sdwa, self.cbsz,
-            self.abid, self.blgp, self.cache, *self.scale,
+            self.permute, self.dpp_ctrl, self.row_mask, self.bank_mask, self.counters, self.result_words,
+            self.lane_select, *self.sdwa, self.cbsz, self.abid, self.blgp, self.cache, *self.scale,
         )  # fmt: skip

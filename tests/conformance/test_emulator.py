@@ -87,7 +87,8 @@ def checked(acme):
         assert isinstance(venue, Venue)
         suite = Suite(now, kernel, venue, 7)
         units = [unit for unit in suite.units() if unit.kind == "case" and suite.would_run(unit)]
-        return [result for unit in units[:4] for result in suite.run(unit)], venue
+        told = [unit for unit in suite.units() if unit.kind == "instructions"]
+        return [result for unit in (*units[:4], *told) for result in suite.run(unit)], venue
 
     return check
 
@@ -98,6 +99,15 @@ def test_a_right_kernel_passes_and_its_results_name_the_emulated_target(checked)
     assert {(result.device, result.mode) for result in results} == {("amd:gfx942 (emulated)", "emulated")}
     assert venue.emulator is not None
     assert venue.emulator.launched >= len({result.case for result in results})
+
+
+def test_the_last_result_says_of_each_instruction_of_the_kernel_whether_it_was_executed(checked):
+    results, _ = checked()
+    told, others = results[-1], results[:-1]
+    assert (told.case, told.aspect, told.status) == ("add[instructions]", "coverage", "passed")
+    assert {"v_add_f32", "s_endpgm"} <= {name for name, executed in told.instructions.items() if executed}
+    assert told.to_json()["instructions"] == told.instructions
+    assert all("instructions" not in result.to_json() for result in others)
 
 
 def test_one_element_past_the_end_fails_though_every_number_is_right(checked):

@@ -3,7 +3,7 @@
 import pytest
 
 from portakernel.emulation import abi
-from portakernel.emulation.program import describe
+from portakernel.emulation.operand_text import describe
 from portakernel.emulation.record import Record
 
 

@@ -470,16 +470,11 @@ def _same_scalar(case: Case, result: Operand, a: int, b: int) -> bool:
 
 
 def _result_format(case: Case, result: Operand) -> Format | None:
-    form = result.form
-    if "BF16" in form or "bf16" in case.name:
-        return floats.BF16
-    if "F16" in form or (form == "FMT_ANY" and "f16" in case.name):
-        return F16
-    if "F64" in form or ("f64" in case.name and form == "FMT_ANY"):
-        return F64
-    if "F32" in form or (form == "FMT_ANY" and "f32" in case.name):
-        return F32
-    return None
+    """The format of a float result, which its operand names or, of memory, the instruction."""
+    by_operand = result.form != "FMT_ANY"
+    text = result.form.lower() if by_operand else case.name
+    forms = {"bf16": floats.BF16, "f16": F16, "f64": F64, "f32": F32}
+    return next((form for name, form in forms.items() if name in text), None)
 
 
 def _same_float(a: int, b: int, form: Format, units: int, *, zeros: bool = False) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from isa_reference.documents import TABLES, Instruction
-from isa_reference.state import Case, Operand
+from isa_reference.execute import selects_itself
+from isa_reference.state import SELECTS, Case, Operand
 
 VECTOR_AT = {
     "src0": 8, "src1": 16, "vsrc1": 16, "src2": 24, "vdst": 32, "data0": 40, "data1": 48, "data": 40, "vsrc": 40,
@@ -21,9 +23,16 @@ SCALAR_AT = {
 BUFFER_BYTES, LDS_BYTES, PRIVATE_BYTES = 4096, 4096, 64
 INTEGERS = (0, 1, 5, 31, 32, 63, 64, -1, -16)
 FLOATS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0)
-# Whether these make zeros of subnormals no document says.
-_NO_MODES = ("v_pack_b32_f16", "v_cvt_pkrtz", "v_cvt_pk_rtz", "v_cndmask")
-SELECTS = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")
+# Whether MODE makes zeros of these' subnormals, or rounds the sum in v_cvt_rpi, no document says.
+NO_MODES = (
+    "v_pack_b32_f16",
+    "v_cvt_pkrtz",
+    "v_cvt_pk_rtz",
+    "v_cndmask",
+    "v_cvt_rpi",
+    "v_cvt_nearest_i32",
+    "v_cvt_scalef32",
+)
 
 
 def cases(arch: str, one: Instruction, seed: int, rounds: int = 1) -> Iterator[Case]:
@@ -98,11 +107,17 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
         )
         if (is_float or clamps_integers) and not one.name.startswith(("v_pack", "v_cmp")):
             yield _texted(replace(base, clamp=True, variant="clamp"))
-        if "vdst" in base.operands and base.operands["vdst"].is_float and "_cvt_pk" not in one.name:
+        if "vdst" in base.operands and base.operands["vdst"].has_sign and "_cvt_pk" not in one.name:
             yield _texted(replace(base, omod=draw.choice((1, 2, 3)), clamp=draw.random() < 0.3, variant="omod"))
-        if any(bits == 16 for _, bits, _ in one.fields.values()):
+        if any(bits == 16 for _, bits, _ in one.fields.values()) and not selects_itself(base):
             for _ in range(3):
                 yield _texted(_with_halves(base, draw))
+    if "OPSEL[" in one.pseudocode and one.encoding != "VOP3P":
+        for _ in range(3):
+            yield _texted(replace(base, select=_parts(one, draw), variant="op_sel"))
+    if "TTBL" in one.pseudocode:
+        for _ in range(4):
+            yield _texted(replace(base, bitop=draw.randrange(1, 256), variant="bitop3"))
     if one.encoding == "VOP3P":
         for _ in range(4):
             yield _texted(_with_packed(base, draw))
@@ -113,7 +128,7 @@ def _vector(arch: str, one: Instruction, draw: random.Random) -> Iterator[Case]:
         if arch.startswith("gfx9"):
             for _ in range(3):
                 yield _texted(_with_sdwa(base, draw))
-    if is_float and not one.name.startswith(_NO_MODES):
+    if is_float and not one.name.startswith(NO_MODES):
         for mode in (0xF1 | 1 << 2, 0xF2 | 2 << 2, 0xF3 | 3 << 2, 0x00, 0x30, 0xC0, 0x50):
             yield _texted(replace(base, mode=mode, variant=f"mode {mode:#x}"))
 
@@ -164,10 +179,26 @@ def register(operand: Operand, *, halves: bool) -> str:
 
 def _texted(case: Case) -> Case:
     """The case with its texts: RDNA's halves of registers may be named or not."""
+    if selects_itself(case) and not case.cdna and case.select:
+        case.texts = _part_texts(case)
+        return case
     case.texts = [_vector_text(case, halves=halves) for halves in ((False,) if case.cdna else (True, False))]
+    if case.encoding == "VOP3P" and case.select == 0 and case.select_high == 7:  # some have no op_sel
+        case.texts += [re.sub(r" op_sel\S* op_sel_hi\S*", "", text) for text in case.texts]
     if any(operand.high for operand in case.operands.values()) and not case.cdna:
         case.texts = case.texts[:1]
     return case
+
+
+def _part_texts(case: Case) -> list[str]:
+    """RDNA's ways to name a part: a byte, or bits of op_sel."""
+    text = _vector_text(case, halves=False)
+    if "2'2U" in case.pseudocode and "SRC0" not in case.pseudocode and "OPSEL[3 : 2]" in case.pseudocode:
+        return [f"{text} byte_sel:{case.select >> 2}"]
+    if "OPSEL[1 : 0]" in case.pseudocode:  # whose two bits come in the opposite order
+        return [f"{text} byte_sel:{case.select >> 1 & 1 | (case.select & 1) << 1}"]
+    count = sum(name in case.operands for name in ("src0", "src1", "vsrc1", "src2"))
+    return [f"{text} op_sel:[{','.join(str(case.select >> i & 1) for i in (*range(count), 3))}]"]
 
 
 def _vector_text(case: Case, *, halves: bool) -> str:
@@ -210,7 +241,8 @@ def _vector_text(case: Case, *, halves: bool) -> str:
     if case.encoding == "VOP3P":
         text += _packed_text(case, count)
     elif case.cdna and case.select:
-        text += f" op_sel:[{','.join(str(case.select >> i & 1) for i in (*range(count), 3))}]"
+        places = range(4) if "OPSEL[3 : 2]" in case.pseudocode else (*range(count), 3)
+        text += f" op_sel:[{','.join(str(case.select >> i & 1) for i in places)}]"
     if case.dpp is not None:
         text += _dpp_text(case)
     if case.omod:
@@ -265,6 +297,12 @@ def _with_constant(case: Case, kind: str, draw: random.Random) -> Case | None:
     if case.encoding == "VOP3P" and kind != "scalar":
         return None
     index: Any
+    if (
+        case.name == "v_pk_fmac_f16" and kind != "scalar" and not case.cdna
+    ):  # assemblers differ in what they take for one
+        return None
+    if first.bits > 32 and "scalef32" in case.name:  # vectors alone
+        return None
     if kind == "integer":
         index = draw.choice(INTEGERS)
     elif kind == "float":
@@ -283,7 +321,7 @@ def _with_constant(case: Case, kind: str, draw: random.Random) -> Case | None:
 def _with_signs(case: Case, draw: random.Random, variant: str) -> Case:
     operands = dict(case.operands)
     for name in ("src0", "src1", "vsrc1", "src2"):
-        if name in operands and operands[name].is_float:
+        if name in operands and operands[name].has_sign:
             operands[name] = replace(operands[name], negative=draw.random() < 0.5, absolute=draw.random() < 0.5)
     return replace(case, operands=operands, variant=variant)
 
@@ -297,9 +335,25 @@ def _with_halves(case: Case, draw: random.Random) -> Case:
     return replace(case, operands=operands, select=select, variant="op_sel")
 
 
+def _parts(one: Instruction, draw: random.Random) -> int:
+    """The bits of op_sel that an instruction's pseudocode reads, drawn."""
+    of_sources, of_result = (
+        "OPSEL[0]" in one.pseudocode or "OPSEL[1 : 0]" in one.pseudocode,
+        "OPSEL[3" in one.pseudocode,
+    )
+    mask = (1 if "OPSEL[0]" in one.pseudocode else 3) if of_sources else 0
+    mask |= (12 if "OPSEL[3 : 2]" in one.pseudocode else 8) if of_result else 0
+    return draw.getrandbits(4) & mask
+
+
 def _with_packed(case: Case, draw: random.Random) -> Case:
+    if case.name.startswith(("v_dot4", "v_dot8")):  # whole registers, whose parts' signs neg says of some
+        return replace(case, neg_low=draw.getrandbits(2) if "NEG[" in case.pseudocode else 0, variant="signs")
     made = replace(case, select=draw.getrandbits(3), select_high=draw.getrandbits(3), variant="op_sel, neg")
     if "mix" in case.name:
+        return made
+    if case.name.startswith("v_dot"):  # what neg of the one float32 means, no document says
+        made.neg_low, made.neg_high = draw.getrandbits(2), draw.getrandbits(2)
         return made
     if any("PK2_F" in o.form or "PK2_BF" in o.form for o in case.operands.values()):
         made.neg_low, made.neg_high = draw.getrandbits(3), draw.getrandbits(3)
@@ -338,9 +392,9 @@ def _permuted(arch: str, base: Case, draw: random.Random) -> Iterator[Case]:
 def _with_sdwa(case: Case, draw: random.Random) -> Case:
     operands = dict(case.operands)
     for name in ("src0", "vsrc1"):
-        if name in operands and operands[name].is_float:
+        if name in operands and operands[name].has_sign:
             operands[name] = replace(operands[name], negative=draw.random() < 0.3, absolute=draw.random() < 0.3)
-        elif name in operands:
+        elif name in operands and not operands[name].is_float:
             operands[name] = replace(operands[name], sext=draw.random() < 0.5)
     unused = draw.choice(("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"))
     if any(o.is_float for o in operands.values()):  # a part of a NaN or of an inexact unit's result says nothing

@@ -12,11 +12,12 @@ from isa_reference.floats import BF16, F16, F32, F64, FORMATS, Format
 from isa_reference.syntax import Node, NotPseudocodeError, parse
 
 _BY_WIDTH = {16: F16, 32: F32, 64: F64}
+SMALL = {"fp8": 8, "bf8": 8, "fp6": 6, "bf6": 6, "fp4": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """``kind``: u, i, f, g (bfloat16) or b (bits). Whole numbers are unbounded until they are stored or reread."""
+    """``kind``: u, i, f, g (bfloat16), b (bits) or a small float's name. Whole numbers are unbounded until they are stored or reread."""
 
     kind: str
     width: int
@@ -40,6 +41,8 @@ class Value:
 
     def seen_as(self, name: str) -> Value:
         """The same bits under another type: ``f32``, ``u16``, ``bf16``."""
+        if name in SMALL:
+            return Value(name, SMALL[name], self.value & ((1 << SMALL[name]) - 1))
         kind, width = ("g", 16) if name == "bf16" else (name[0], int(name[1:]))
         raw = self.value & ((1 << width) - 1)
         return Value(kind, width, signed(raw, width) if kind == "i" else raw)
@@ -98,6 +101,8 @@ class Evaluator:
     flushed: frozenset[str] = frozenset({"S0", "S1", "S2", "D0"})
     mode_rounding: int | None = None
     clamped: tuple[str, ...] = ("D0",)
+    fnuz: bool = False  # of float8: the formats without infinities
+    limits: bool = False  # MODE's FP16_OVFL: what is too large becomes the largest number
 
     def run(self, statements: Sequence[Node]) -> None:
         """Execute statements in order."""
@@ -344,11 +349,12 @@ class Evaluator:
             return self.hooks[name](*values)
         if name.startswith(("v_", "s_")) and (text := self.other(name)) is not None:
             return self._instruction(text, values)
-        from isa_reference.functions import FUNCTIONS
+        from isa_reference import functions, small
 
-        if name not in FUNCTIONS:
+        function = functions.FUNCTIONS.get(name) or small.FUNCTIONS.get(name)
+        if function is None:
             raise NotPseudocodeError(f"no function {name}")
-        return FUNCTIONS[name](self, *values)
+        return function(self, *values)
 
     def _instruction(self, text: str, values: Sequence[Value]) -> Value:
         names: dict[str, Value] = {key: value for key, value in self.names.items() if "." in key}
@@ -400,7 +406,7 @@ class Evaluator:
 
     def _store_field(self, target: Node, value: Value) -> None:
         _, inside, name = target
-        width = 16 if name == "bf16" else int(name[1:])
+        width = SMALL[name] if name in SMALL else 16 if name == "bf16" else int(name[1:])
         if value.is_float and name[0] in "fb" and name not in ("b16", "b32", "b64") and _form(name) is not value.form:
             value = Value("f", width, self._converted(value, _form(name)))
         if value.is_float and _root(inside) in ("D0", "tmp") and name[0] in "fb" and name not in ("b32", "b64"):
@@ -457,7 +463,7 @@ def _form(name: str) -> Format:
 
 
 def _is_type(name: str) -> bool:
-    return name == "bf16" or (name[0] in "uifb" and name[1:].isdigit())
+    return name == "bf16" or name in SMALL or (name[0] in "uifb" and name[1:].isdigit())
 
 
 def _path(node: Node) -> str:

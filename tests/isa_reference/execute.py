@@ -8,7 +8,7 @@ from typing import Any
 from isa_reference import floats
 from isa_reference.evaluate import Evaluator, Modes, Value, signed
 from isa_reference.floats import BF16, F16, F32, F64, Format
-from isa_reference.state import EXEC, M0, VCC, Case, Operand, State
+from isa_reference.state import EXEC, M0, SELECTS, VCC, Case, Operand, State
 from isa_reference.syntax import parse
 
 UNITS_FLUSH = tuple(
@@ -16,9 +16,9 @@ UNITS_FLUSH = tuple(
 )
 # CDNA's 16-bit instructions of three sources, and the signed sums, leave the other half as it is (LLVM's
 # zeroesHigh16BitsOfDest lists those that clear it).
-_KEEP_HIGH = frozenset(
+KEEP_HIGH = frozenset(
     f"v_{what}" for what in (
-        "fma_f16", "mad_u16", "mad_i16", "mad_f16", "div_fixup_f16", "add_i16", "sub_i16",
+        "bitop3_b16", "ashr_pk_i8_i32", "ashr_pk_u8_i32", "fma_f16", "mad_u16", "mad_i16", "mad_f16", "div_fixup_f16", "add_i16", "sub_i16",
         *(f"{part}3_{kind}" for part in ("min", "max", "med") for kind in ("f16", "i16", "u16")),
     )
 )  # fmt: skip
@@ -51,17 +51,24 @@ def modes(mode: int) -> Modes:
     return Modes(mode & 3, mode >> 2 & 3, *(bool(mode >> bit & 1) for bit in (4, 5, 6, 7)))
 
 
+_BY_BITS = {16: F16, 32: F32, 64: F64}
+
+
 def float_format(operand: Operand) -> Format:
     if "BF16" in operand.form:
         return BF16
-    return {16: F16, 32: F32, 64: F64}.get(operand.bits, F32)
+    if "PK2_F16" in operand.form:
+        return F16
+    return (
+        F32 if operand.bits < 16 or "F8" in operand.form or "FP8" in operand.form else _BY_BITS.get(operand.bits, F32)
+    )
 
 
 def constant(operand: Operand) -> int:
     """The bits of an inline constant or literal, of the operand's size."""
     if isinstance(operand.index, float):
         return floats.from_python(operand.index, float_format(operand))
-    return int(operand.index) & ((1 << max(operand.bits, 16)) - 1)
+    return int(operand.index) & ((1 << max(operand.bits, 16)) - 1)  # of float8: as of any 32 bits
 
 
 def _plain(operand: Operand, state: State, lane: int) -> int:
@@ -85,11 +92,16 @@ def _source(case: Case, name: str, state: State, lane: int) -> int:
     bits = _plain(operand, state, lane)
     if case.encoding == "VOP3P":
         return _packed_source(case, name, bits)
-    if case.sdwa and name in ("src0", "src1", "vsrc1"):
+    if case.sdwa and name in ("src0", "src1", "vsrc1") and not selects_itself(case):
         bits = _selected(bits, case.sdwa[2 if name == "src0" else 3], operand.sext)
-    if operand.bits == 16 and operand.kind != "c":
+    if operand.bits == 16 and operand.kind != "c" and not selects_itself(case):
         bits = (bits >> 16 if operand.high else bits) & 0xFFFF
     return _modified(operand, bits)
+
+
+def selects_itself(case: Case) -> bool:
+    """Whether the pseudocode itself reads which part of a register is meant."""
+    return "OPSEL" in case.pseudocode or "SDWA_SRC0_SEL" in case.pseudocode
 
 
 def _packed_source(case: Case, name: str, bits: int) -> int:
@@ -157,14 +169,18 @@ def _common(case: Case, state: State, other: Any, lane: int) -> Evaluator:
         "WAVE32": Value("u", 1, int(state.lanes == 32)), "WAVE64": Value("u", 1, int(state.lanes == 64)),
         "wave32": Value("u", 1, int(state.lanes == 32)), "MODE.IEEE": Value("u", 1, 0),
         "ROUND_MODE": Value("u", 8, 4), "ROUND_NEAREST_EVEN": Value("u", 8, 0), "ROUND_TOWARD_ZERO": Value("u", 8, 3),
-        "OFFSET": Value("u", 16, case.offset), "OPSEL": Value("u", 3, case.select & 7),
+        "OFFSET": Value("u", 16, case.offset), "OPSEL": Value("u", 4, case.select), "NEG": Value("u", 3, case.neg_low),
+        "SDWA_SRC0_SEL": Value("u", 3, SELECTS.index(case.sdwa[2]) if case.sdwa else 6),
+        **{f"BYTE{i}": Value("u", 3, i) for i in range(4)}, "WORD1": Value("u", 3, 5),
         "OPSEL_HI": Value("u", 3, case.select_high & 7), "SIMM32": Value("b", 32, case.literal),
         "SIMM16": Value("b", 16, case.immediate & 0xFFFF), "TTBL": Value("b", 8, case.bitop),
         "INST.OMOD": Value("u", 2, case.bitop >> 6), "INST.ABS": Value("u", 3, case.bitop >> 3 & 7),
         "INST.NEG": Value("u", 3, case.bitop & 7), "OFFSET0": Value("u", 8, case.offsets[0]),
         "OFFSET1": Value("u", 8, case.offsets[1]), "DENORM.f32": Value("f", 32, 1),
     }  # fmt: skip
-    e = Evaluator(modes(case.mode), names, {}, other)
+    e = Evaluator(modes(case.mode), names, {}, other, fnuz=case.arch == "gfx942", limits=bool(case.mode >> 23 & 1))
+    if case.name.startswith("v_dot") and "sum_of_products" in case.pseudocode:
+        e.modes = Modes(0, 0, *[case.arch != "gfx90a"] * 4)
     if case.name.startswith(UNITS_FLUSH) and case.name.endswith("f32"):  # units that know no subnormals
         e.modes = Modes(e.modes.round32, e.modes.round16_64, False, False, e.modes.keep_in16_64, e.modes.keep_out16_64)
     return e
@@ -190,6 +206,7 @@ def _vector(case: Case, old: State, new: State, other: Any) -> None:
             width = max(32, case.operands[name].words * 32)
             names[f"S{i}"] = Value("b", width, bits)
         if "mix" in case.name:
+            e.flushed |= {"S"}
             e.arrays["S"] = {i: names[f"S{i}"] for i in range(3)}
             for i, name in enumerate(sources):
                 e.arrays["S"][i] = _mixed(case, name, i, names[f"S{i}"])
@@ -322,7 +339,7 @@ def _write(case: Case, result: Operand, new: State, lane: int, before: int, afte
 def _keeps_high(case: Case) -> bool:
     """CDNA clears the other half of 16-bit results, but for those whose documents say that it is preserved."""
     return (
-        case.name in _KEEP_HIGH or "preserved" in case.pseudocode or "mixlo" in case.name or bool(case.select >> 3 & 1)
+        case.name in KEEP_HIGH or "preserved" in case.pseudocode or "mixlo" in case.name or bool(case.select >> 3 & 1)
     )
 
 

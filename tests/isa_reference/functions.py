@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from isa_reference import floats
+from isa_reference import floats, small
 from isa_reference.evaluate import Value, signed, unsigned
 from isa_reference.floats import BF16, F16, F32, F64, Format
 
@@ -137,6 +137,21 @@ def _normal_exponent(e: Evaluator, v: Value) -> Value:
     return Value("i", 32, at + m.bit_length())
 
 
+def _sum_of_products(e: Evaluator, first: Value, *pairs: Value) -> Value:
+    """The first and the products of each two that follow: their exact sum, rounded once, to nearest even."""
+    parts = [
+        small.number(v.bits, v.form) if v.is_float else small.decoded(small.FORMATS[v.kind], v.bits) for v in pairs
+    ]
+    terms = [small.product(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    made = small.exact_sum([small.number(first.bits, first.form), *terms], first.form)
+    return _like(first, e.modes.given(made, first.form))
+
+
+def _median(e: Evaluator, *values: Value) -> Value:
+    """Of three numbers the one in the middle; -0 lies below +0."""
+    return sorted(values, key=lambda v: floats.order(v.bits, v.form) * 2 - (v.bits == v.form.sign))[1]
+
+
 def _offset_of_4_bits(e: Evaluator, v: Value) -> Value:
     return Value("f", 32, floats.from_python(signed(v.bits & 15, 4) / 16, F32))
 
@@ -211,7 +226,8 @@ FUNCTIONS: dict[str, Function] = {
     "is_tiny": lambda e, v: unsigned(int(floats.is_subnormal(v.bits, v.form) or v.bits & ~v.form.sign == 0), 1),
     "inverse_root": _by_python(_inverse_root), "sin_turns": _turns(math.sin), "cos_turns": _turns(math.cos),
     "fma_scaled": _fma_scaled, "round_even": _whole(floats.NEAREST), "normal_exponent": _normal_exponent,
-    "offset_of_4_bits": _offset_of_4_bits,
+    "offset_of_4_bits": _offset_of_4_bits, "sum_of_products": _sum_of_products, "median": _median,
+    **{f"{kind}{width}_to_{kind}32": lambda e, v: Value(v.kind, 32, v.value) for kind in "iu" for width in (4, 8, 16)},
     "most_below_one": lambda e, v: _like(v, v.form.bias * (1 << v.form.mantissa) - 1),
     "signext": lambda e, v: Value("i", 64, signed(v.bits, v.width)),
     "signext_from_bit": _sign_from_bit,

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 VCC, M0, EXEC = 106, 125, 126
+SELECTS = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")  # SDWA's, as it numbers them
 Words = npt.NDArray[np.uint32]
 
 
@@ -72,6 +73,11 @@ class Operand:
     @property
     def words(self) -> int:
         return max(1, (self.bits + 31) // 32)
+
+    @property
+    def has_sign(self) -> bool:
+        """Whether neg and abs mean something of the whole operand: not of pairs, of which no document says what."""
+        return self.is_float and "_PK" not in self.form and self.bits >= 16
 
     @property
     def is_float(self) -> bool:

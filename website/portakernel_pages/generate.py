@@ -1,7 +1,7 @@
 """Writes the files that are made from code and manifests.
 
 These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts, ``docs/matrix.md`` with its picture
-``docs/matrix.svg``, ``docs/sharding.md``, the figures of ``docs/conformance.md`` and
+``docs/matrix.svg``, ``docs/sharding.md``, the figures of ``docs/conformance.md`` and ``docs/emulation.md`` and
 the numbers of ops and kernels in ``README.md``.
 
 ``python -m portakernel_pages.generate`` writes them; with ``--check`` it names the stale ones and exits 1.
@@ -29,7 +29,7 @@ from portakernel.matrix.page.levels import levels
 from portakernel.matrix.table import markdown, support_matrix
 from portakernel.registry.plugin_manager import PluginManager, installed_packages
 from portakernel.registry.registry import Registry
-from portakernel_pages import matrix_picture, tolerances
+from portakernel_pages import emulated, matrix_picture, tolerances
 from portakernel_pages.faults import recorded, with_figures
 from portakernel_pages.sharding_page import sharding_page
 
@@ -58,6 +58,8 @@ def generated() -> dict[Path, str]:
     files[_DOCS / "tolerances.md"] = tolerances.page(tolerances.recorded())
     figures = _DOCS / "conformance.md"
     files[figures] = with_figures(figures.read_text(encoding="utf-8"), recorded())
+    emulation = _DOCS / "emulation.md"
+    files[emulation] = emulated.with_tables(emulation.read_text(encoding="utf-8"), emulated.recorded())
     files[_README] = _counted(_README.read_text(encoding="utf-8"), first_party())
     return files
 

@@ -43,6 +43,10 @@ class Instructions:
         self.present |= other.present
         self.executed |= other.executed
 
+    def by_name(self) -> dict[str, bool]:
+        """Each instruction that is present, and whether it was executed."""
+        return {name: name in self.executed for name in sorted(self.present)}
+
     def __str__(self) -> str:
         never = ", ".join(sorted(self.present - self.executed))
         text = f"{len(self.executed)} of {len(self.present)} different instructions were executed"

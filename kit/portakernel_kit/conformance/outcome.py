@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from portakernel.claims.capability import CannotRun
 from portakernel.registry.kernel import Kernel
@@ -26,6 +26,7 @@ class Outcome:
     detail: str = ""
     seconds: float = 0.0
     traceback: str = ""
+    instructions: Mapping[str, bool] = field(default_factory=dict[str, bool])
 
 
 def attempt(aspect: Aspect, check: Callable[[], Sequence[str]]) -> Outcome:
@@ -62,5 +63,5 @@ def result_of(kernel: Kernel, venue: Venue, case: str, outcome: Outcome) -> Resu
     """An outcome as it is reported: of which kernel, where, in which case."""
     return Result(
         kernel.name, kernel.op, case, outcome.aspect, outcome.status, outcome.detail, str(venue), venue.mode,
-        outcome.seconds, outcome.traceback,
+        outcome.seconds, outcome.traceback, outcome.instructions,
     )  # fmt: skip

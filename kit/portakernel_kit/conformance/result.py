@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Status = Literal["passed", "failed", "skipped"]
@@ -35,7 +36,8 @@ class Result:
     ``case`` carries the dtypes: ``rms_norm[sliced rows, x=bfloat16, weight=float32]``; of one that was drawn the scale
     formats too: ``quantize_fp8[drawn 7, granularity=row, x=bfloat16, dtype=float8_e5m2]``. ``detail`` says what is
     wrong, or why nothing ran. ``device`` is where it ran, ``mode`` the plugin's execution mode where that was no
-    device of its own.
+    device of its own. ``instructions`` is what an emulator tells of a kernel: those in its code by name, and which of
+    them the cases have executed.
     """
 
     kernel: str
@@ -48,10 +50,14 @@ class Result:
     mode: str | None = None
     seconds: float = 0.0
     traceback: str = ""
+    instructions: Mapping[str, bool] = field(default_factory=dict[str, bool])
 
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON-ready data; stable."""
-        return asdict(self)
+        """The result as JSON-ready data; stable. Without ``instructions`` where nothing was emulated."""
+        made = asdict(self)
+        if not self.instructions:
+            del made["instructions"]
+        return made
 
     def __str__(self) -> str:
         return f"{self.kernel} {self.case} {self.aspect}: {self.status}" + (f": {self.detail}" if self.detail else "")

@@ -206,8 +206,11 @@ class Suite:
     def _instructions(self, _: Unit) -> Iterator[Outcome]:
         """Which instructions of what was launched the cases so far have executed: told, not judged."""
         emulator = self.venue.emulator
-        status: Status = "passed" if emulator is not None and emulator.instructions.present else "skipped"
-        yield Outcome("coverage", status, str(emulator.instructions) if emulator is not None else "")
+        if emulator is None:
+            return
+        executed = emulator.instructions
+        status: Status = "passed" if executed.present else "skipped"
+        yield Outcome("coverage", status, str(executed), instructions=executed.by_name())
 
     # --- cases -----------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,9 @@ enum Flag : uint16_t {
   SDWA_SEXT0 = 128, SDWA_SEXT1 = 256, SCALAR_DST = 512, VOP3_FORM = 1024, PACKED_FORM = 2048,
 };
 
+// Bits of Op::counters: vmcnt or loadcnt; lgkmcnt or dscnt; lgkmcnt or kmcnt.
+enum Counter : uint8_t { VECTOR_COUNT = 1, LDS_COUNT = 2, SCALAR_COUNT = 4 };
+
 // One decoded instruction.
 struct Op {
   uint16_t handler;   // index of the table of handlers; 0 is an instruction that nobody knows
@@ -37,6 +40,7 @@ struct Op {
   Permute permute;
   uint16_t dpp_ctrl;  // DPP16
   uint8_t row_mask, bank_mask;
+  uint8_t counters, result_words;  // memory: what counts it until it has ended (Counter), registers of its result
   uint32_t lane_select;  // DPP8: eight times three bits
   uint8_t dst_sel, dst_unused, src0_sel, src1_sel;  // SDWA
   uint8_t cbsz, abid, blgp, cache;  // MFMA; memory: whether it is coherent with other waves
@@ -53,7 +57,7 @@ struct Region {
 
 enum class Kind : uint32_t {
   outside = 1, read_only, misaligned, uninitialised_lds, uninitialised_register, conflict, budget, unknown, unsupported,
-  bad_jump, outside_lds, uninitialised_memory, deadlock, group_conflict,
+  bad_jump, outside_lds, uninitialised_memory, deadlock, group_conflict, unwaited,
 };
 
 struct Finding {

@@ -21,8 +21,13 @@ void jump(Wave& w, uint64_t address) {
 uint64_t after(const Wave& w, const Op& op) { return w.launch->text_base + op.offset + op.size; }
 
 void branch(Wave& w, const Op& op, bool taken, bool known) {
-  if (!known) w.worker->report(w, Kind::uninitialised_register, 0);
+  if (!known) w.worker->report_unwritten(w, 0);
   if (taken) jump(w, after(w, op) + static_cast<int64_t>(op.imm) * 4);
+}
+
+bool scc_known(Wave& w) {
+  if (!w.scc_known) w.blamed = SCC_ORIGIN;
+  return w.scc_known;
 }
 
 void nothing(Wave&, const Op&) {}
@@ -92,10 +97,7 @@ void register_control() {
        })
     add(name, Family::control, nothing);
   for (const char* name : {
-           "s_waitcnt", "s_waitcnt_depctr", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_expcnt", "s_waitcnt_lgkmcnt",
-           "s_wait_idle", "s_wait_event", "s_wait_alu", "s_wait_loadcnt", "s_wait_storecnt", "s_wait_samplecnt",
-           "s_wait_bvhcnt", "s_wait_expcnt", "s_wait_dscnt", "s_wait_kmcnt", "s_wait_loadcnt_dscnt",
-           "s_wait_storecnt_dscnt", "buffer_gl0_inv", "buffer_gl1_inv", "buffer_inv", "buffer_wbl2", "buffer_wbinvl1",
+           "buffer_gl0_inv", "buffer_gl1_inv", "buffer_inv", "buffer_wbl2", "buffer_wbinvl1",
            "buffer_wbinvl1_vol", "buffer_invl2", "global_inv", "global_wb", "global_wbinv", "s_dcache_inv",
            "s_dcache_wb", "s_dcache_inv_vol", "s_dcache_wb_vol", "s_gl1_inv",
        })
@@ -103,8 +105,8 @@ void register_control() {
   add("s_endpgm", Family::control, end);
   add("s_endpgm_saved", Family::control, end);
   add("s_branch", Family::control, [](Wave& w, const Op& op) { branch(w, op, true, true); });
-  add("s_cbranch_scc0", Family::control, [](Wave& w, const Op& op) { branch(w, op, !w.scc, w.scc_known); });
-  add("s_cbranch_scc1", Family::control, [](Wave& w, const Op& op) { branch(w, op, w.scc, w.scc_known); });
+  add("s_cbranch_scc0", Family::control, [](Wave& w, const Op& op) { branch(w, op, !w.scc, scc_known(w)); });
+  add("s_cbranch_scc1", Family::control, [](Wave& w, const Op& op) { branch(w, op, w.scc, scc_known(w)); });
   add("s_cbranch_vccz", Family::control, [](Wave& w, const Op& op) { branch(w, op, w.mask(VCC) == 0, w.scalar_known(VCC, w.lanes == 64)); });
   add("s_cbranch_vccnz", Family::control, [](Wave& w, const Op& op) { branch(w, op, w.mask(VCC) != 0, w.scalar_known(VCC, w.lanes == 64)); });
   add("s_cbranch_execz", Family::control, [](Wave& w, const Op& op) { branch(w, op, w.exec() == 0, w.known(EXEC)); });

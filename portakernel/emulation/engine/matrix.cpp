@@ -162,7 +162,7 @@ void run(Wave& w, const Op& op) {
     fetch_raw(w, op, op.src[2], s.a == F64 ? Type::f64 : s.integer ? Type::b32 : Type::f32, constant);
   }
   for (unsigned r = 0; r < items * words; ++r) {
-    known[r] = is_vector ? w.vector_known(op.src[2] + r) : w.all;
+    known[r] = is_vector ? lanes_known(w, op.src[2] + r, 1) : w.all;
     for (unsigned l = 0; l < 64; ++l)
       bits[r][l] = is_vector ? w.vector(op.src[2] + r).lane[l]
                    : words == 2 ? static_cast<uint32_t>(constant.u64[l] >> 32 * (r & 1)) : constant.u32[l];

@@ -121,7 +121,7 @@ void run(Wave& w, const Op& op) {
   // half of a register may stay as it is, whatever C is
   bool keeps = w.launch->major < 12 && half;
   for (unsigned r = 0; r < words; ++r) {
-    known[r] = is_vector ? w.vector_known(op.src[2] + r) : w.all;
+    known[r] = is_vector ? lanes_known(w, op.src[2] + r, 1) : w.all;
     for (unsigned l = 0; l < w.lanes; ++l) bits[r][l] = is_vector ? w.vector(op.src[2] + r).lane[l] : constant.u32[l];
   }
   double columns[MOST_K * N], c[N * N], d[N * N];

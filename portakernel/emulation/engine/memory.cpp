@@ -31,7 +31,7 @@ void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane)
 
 void need_known(Wave& wave, uint64_t known, uint64_t lanes) {
   if (uint64_t missing = lanes & ~known)
-    wave.worker->report(wave, Kind::uninitialised_register, __builtin_ctzll(missing));
+    wave.worker->report_unwritten(wave, __builtin_ctzll(missing));
 }
 
 namespace {
@@ -81,7 +81,7 @@ void check_group_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool wri
     if (!memcmp(held, value, bytes)) return;
     if (turn > 1) std::this_thread::yield();
   }
-  wave.worker->report(wave, Kind::group_conflict, lane, address, bytes, writes, region, NO_WAVE, 0, other);
+  wave.worker->report(wave, Kind::group_conflict, lane, address, bytes, writes, region, NO_WAVE, NO_RECORD, other);
 }
 
 }  // namespace

@@ -96,7 +96,8 @@ void store(Wave& w, const Op& op) {
       }
     }
   });
-  if (!b.private_memory) need_known(w, data_known(w, op.src[3], width), written);
+  uint64_t known = data_known(w, op.src[3], width);
+  if (!b.private_memory) need_known(w, known, written);
 }
 
 }  // namespace

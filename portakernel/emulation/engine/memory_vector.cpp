@@ -47,7 +47,8 @@ void store(Wave& w, const Op& op) {
   Space space = static_cast<Space>(w.param >> 8);
   check_address(w, op, space);
   // a spilled register may hold nothing
-  if (space != scratch_space) need_known(w, data_known(w, op.src[2], width), w.exec());
+  uint64_t known = data_known(w, op.src[2], width);
+  if (space != scratch_space) need_known(w, known, w.exec());
   each_lane(w.exec(), [&](unsigned l) {
     Stored value = stored(w, op.src[2], width, l);
     if (uint8_t* to = place(w, address_of(w, op, l, space), width.bytes, true, l, space, value.bytes, op.cache))

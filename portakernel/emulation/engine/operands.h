@@ -33,6 +33,7 @@ struct Alu {
   const Op* op;
   int n;               // lanes
   uint64_t active;     // lanes that are written
+  uint64_t left;       // lanes that DPP has no source for, and so leaves as they are
   uint64_t mask[3];    // sources of Type::mask
   uint64_t out_mask;   // the result of a compare or carry
   uint64_t mask_known;

@@ -22,6 +22,7 @@ const Table& table() {
     register_scalar_float();
     register_scalar_half();
     register_control();
+    register_waits();
     register_scalar_memory();
     register_vector_float();
     register_vector_integer();

@@ -34,6 +34,7 @@ void register_scalar();
 void register_scalar_float();
 void register_scalar_half();
 void register_control();
+void register_waits();
 void register_scalar_memory();
 void register_vector_float();
 void register_vector_integer();

@@ -30,6 +30,14 @@ void finish_other(Wave& wave, const Op& op, Type type, Lanes& out, int n) {
   }
 }
 
+void mark_written(Wave& wave, unsigned code, uint64_t lanes, uint64_t known) {
+  // loads into it are in order with others of their counter: issue() looks at the rest
+  if (wave.waits.outstanding && !wave.launch->ops[wave.pc].counters) need_waited(wave, code, 1);
+  uint64_t& mark = wave.vector_known(code);
+  mark = (mark & ~lanes) | (known & lanes);
+  if (lanes & ~known & wave.exec()) wave.origin(code) = wave.inherited_origin();
+}
+
 void write_half(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
   RegisterHalf half = register_half(wave, op, op.dst, 3);
   Register& to = wave.vector(half.code);
@@ -39,8 +47,7 @@ void write_half(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
     uint32_t value = alu.out.u32[l] & 0xffff, old = to.lane[l];
     to.lane[l] = half.high ? (old & 0xffff) | value << 16 : (zero_high ? 0 : old & 0xffff0000) | value;
   }
-  uint64_t& known = wave.vector_known(half.code);
-  known = (known & ~alu.active) | (alu.known & alu.active);
+  mark_written(wave, half.code, alu.active, alu.known);
 }
 
 void write_sdwa(Wave& wave, const Op& op, Alu& alu) {
@@ -55,8 +62,7 @@ void write_sdwa(Wave& wave, const Op& op, Alu& alu) {
       for (unsigned b = shift + bits; b < 32; ++b) value |= 1u << b;
     to.lane[l] = value;
   }
-  uint64_t& known = wave.vector_known(op.dst);
-  known = (known & ~alu.active) | (alu.known & alu.active);
+  mark_written(wave, op.dst, alu.active, alu.known);
 }
 
 const int HOST_ROUNDING[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
@@ -67,6 +73,7 @@ void compute(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
   alu.n = wave.lanes;
   alu.active = vector.flags & IGNORES_EXEC ? wave.all : wave.exec();
   alu.known = wave.all;
+  alu.left = 0;
   alu.out_mask = 0;
   for (int i = 0; i < 3 && vector.src[i] != Type::none; ++i)
     alu.known &= alu.source_known[i] = fetch(wave, op, vector.src[i], i, alu);
@@ -121,8 +128,7 @@ void write(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
 void write_lanes(Wave& wave, unsigned code, const uint32_t* values, uint64_t lanes, uint64_t known) {
   if (code < VGPR) return;
   Register& to = wave.vector(code);
-  uint64_t& mark = wave.vector_known(code);
-  mark = (mark & ~lanes) | (known & lanes);
+  mark_written(wave, code, lanes, known);
   if (lanes == wave.all) {
     memcpy(to.lane, values, sizeof(uint32_t) * wave.lanes);
     return;
@@ -135,6 +141,9 @@ void execute_vector(Wave& wave, const Op& op, const VectorOp& vector) {
   Alu alu;
   compute(wave, op, vector, alu);
   write(wave, op, vector, alu);
+  // a lane that DPP has no source for stays as it was: undefined, where nobody wrote it before
+  if (alu.left & wave.exec() && op.dst >= VGPR && op.dst != NO_OPERAND && alu.left & wave.exec() & ~wave.vector_known(op.dst))
+    wave.origin(op.dst) = wave.pc;
 }
 
 void execute_dual(Wave& wave, const Op& x, const VectorOp& vx, const Op& y, const VectorOp& vy) {

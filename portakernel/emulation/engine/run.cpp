@@ -39,6 +39,10 @@ void note(std::vector<Finding>& findings, const Finding& one) {
   findings.push_back(one);
 }
 
+void Worker::report_unwritten(Wave& wave, unsigned lane) {
+  report(wave, Kind::uninitialised_register, lane, 0, 0, 0, 0xffffffff, NO_WAVE, wave.blamed_origin());
+}
+
 namespace {
 
 void begin_wave(Wave& w, const Launch& launch, uint32_t number) {
@@ -57,6 +61,8 @@ void begin_wave(Wave& w, const Launch& launch, uint32_t number) {
   memset(w.sgpr, 0, sizeof w.sgpr);
   w.sgpr_known[0] = w.sgpr_known[1] = 0;
   w.vgpr_known.assign(w.vgpr_known.size(), 0);
+  std::fill(w.origins.begin(), w.origins.end(), NO_RECORD);
+  w.waits.begin();
   const Workgroup& group = *w.group;
   uint32_t at = 0;
   for (; at < launch.user_sgpr_count && at < 32; ++at) w.set(at, launch.user_sgprs[at]);
@@ -124,6 +130,8 @@ void run_wave(Wave& w, const Handler* handlers) {
     w.pc = w.next++;
     const Op& op = launch.ops[w.pc];
     const Handler& handler = handlers[op.handler];
+    w.blamed = NO_OPERAND;
+    if (w.waits.scalars_outstanding()) need_waited_scalars(w, op, handler.vector);
     ++worker.executed[w.pc];
     worker.lanes[w.pc] += __builtin_popcountll(w.exec());
     if (handler.vector) {
@@ -143,6 +151,7 @@ void run_wave(Wave& w, const Handler* handlers) {
     } else {
       w.param = handler.param;
       handler.run(w, op);
+      if (op.counters) issue(w, op);
     }
   }
 }
@@ -207,6 +216,8 @@ void work(Worker& worker, std::atomic<uint64_t>& next, uint64_t count, std::atom
     w.group = &group;
     w.vgpr.resize(launch.major == 9 ? 512 : 256);
     w.vgpr_known.resize(w.vgpr.size());
+    w.waits.coming.resize(w.vgpr.size());
+    w.origins.resize(SCALARS + w.vgpr.size());
     w.scratch_bytes = launch.private_bytes;
     w.scratch = group.scratch.data() + static_cast<size_t>(i) * launch.private_bytes * launch.wave_size;
   }

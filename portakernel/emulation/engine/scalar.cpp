@@ -34,7 +34,9 @@ struct S {
   }
   // Where a loop merges a lane mask that only some paths set, what lanes outside of EXEC had is kept, and used by none.
   bool keeps_idle_lanes() const { return op.src[1] == EXEC && w.known(EXEC); }
-  void scc(bool value, bool is_known) const { w.scc = value; w.scc_known = is_known; }
+  void scc(bool value, bool is_known) const { w.scc = value; w.scc_known = is_known;
+    if (!is_known) w.origin(SCC_ORIGIN) = w.inherited_origin();
+  }
 };
 
 uint32_t reverse(uint32_t v) {

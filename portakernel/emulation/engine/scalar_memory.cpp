@@ -14,7 +14,7 @@ Place place_of(Wave& w, const Op& op, bool buffer) {
   uint64_t offset = static_cast<int64_t>(op.imm);
   bool known = w.scalar_known(op.src[0], true);
   if (op.src[1] != NO_OPERAND) offset += w.scalar(op, op.src[1]), known &= w.scalar_known(op.src[1]);
-  if (!known) w.worker->report(w, Kind::uninitialised_register, 0);
+  if (!known) w.worker->report_unwritten(w, 0);
   uint64_t base = w.pair(op.src[0]);
   if (!buffer) return {base + offset, ~0ull};
   uint32_t stride = static_cast<uint32_t>(base >> 48) & 0x3fff, records = w.sgpr[(op.src[0] + 2) & 127];

@@ -100,6 +100,15 @@ void modify(Wave& wave, const Op& op, Type type, int source, Lanes& to, int n) {
 
 }  // namespace
 
+// Of these registers the first whose value nobody wrote, in lanes that count.
+static void blame(Wave& wave, unsigned code, unsigned words) {
+  for (unsigned w = 0; w < words; ++w)
+    if (wave.exec() & ~wave.vector_known(code + w)) {
+      wave.blamed = code + w;
+      return;
+    }
+}
+
 uint32_t Wave::scalar(const Op& op, unsigned code) const {
   if (code < 128) return code == NULL_REGISTER ? 0 : sgpr[code];
   if (code >= VGPR) return 0;
@@ -115,9 +124,11 @@ uint64_t Wave::scalar64(const Op& op, unsigned code) const {
 
 uint64_t lanes_known(Wave& wave, unsigned code, unsigned words) {
   uint64_t known = wave.all;
-  if (code >= VGPR)
+  if (code >= VGPR) {
+    if (wave.waits.outstanding) need_waited(wave, code, words);
     for (unsigned w = 0; w < words; ++w) known &= wave.vector_known(code + w);
-  else if (code < 128 && code != NULL_REGISTER)
+    if (known != wave.all && wave.exec() & ~known) blame(wave, code, words);
+  } else if (code < 128 && code != NULL_REGISTER)
     for (unsigned w = 0; w < words && code + w < 128; ++w) if (!wave.known(code + w)) return 0;
   return known;
 }
@@ -157,7 +168,7 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
     alu.mask[source] = code < 128 ? wave.mask(code) : constant64(wave, op, code, Type::b64);
     return wave.scalar_known(code, n == 64) ? wave.all : 0;
   }
-  uint64_t known = lanes_known(wave, code, words_of(type));
+  uint64_t known;
   if (is_half(type) && op.permute != Permute::sdwa) {
     RegisterHalf half = register_half(wave, op, code, source);
     known = lanes_known(wave, half.code, 1);
@@ -168,6 +179,7 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
     else
       for (int l = 0; l < n; ++l) to.u32[l] &= 0xffff;
   } else {
+    known = lanes_known(wave, code, words_of(type));
     fetch_raw(wave, op, code, type, to);
   }
   if (op.permute == Permute::sdwa && source < 2 && !is_wide(type)) {
@@ -186,7 +198,7 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
       if (op.permute == Permute::dpp16 && (!(op.row_mask >> (l / 16 & 3) & 1) || !(op.bank_mask >> (l / 4 & 3) & 1)))
         alu.active &= ~(1ull << l);
       bool gone = at < 0 || inactive;
-      if (gone && op.permute == Permute::dpp16 && !(op.flags & BOUND_CTRL)) alu.active &= ~(1ull << l);
+      if (gone && op.permute == Permute::dpp16 && !(op.flags & BOUND_CTRL)) alu.active &= ~(1ull << l), alu.left |= 1ull << l;
       if (is_wide(type)) to.u64[l] = gone ? 0 : from.u64[at];
       else to.u32[l] = gone ? 0 : from.u32[at];
       if (gone || known_from >> at & 1) known |= 1ull << l;

@@ -47,8 +47,13 @@ const VectorOp OPS[] = {
     {"v_cvt_pkrtz_f16_f32", Type::b32, {Type::f32, Type::f32}, pack_to_zero},
     {"v_cvt_pk_rtz_f16_f32", Type::b32, {Type::f32, Type::f32}, pack_to_zero},
     {"v_cvt_pk_f16_f32", Type::b32, {Type::f32, Type::f32}, [](Alu& s) {
-       uint32_t r = s.wave->round16_64();
-       EMU_LANES s.out.u32[l] = to_half(s.in[0].f32[l], r) | to_half(s.in[1].f32[l], r) << 16;
+       EMU_LANES {  // to nearest even, whatever MODE says
+         s.out.u32[l] = 0;
+         for (int i = 0; i < 2; ++i) {
+           uint32_t half = to_half(s.in[i].f32[l]);
+           s.out.u32[l] |= (!s.wave->keeps_output16_64() && !(half & 0x7c00) ? half & 0x8000 : half) << 16 * i;
+         }
+       }
      }},
     {"v_cvt_pk_bf16_f32", Type::b32, {Type::f32, Type::f32}, [](Alu& s) {
        EMU_LANES s.out.u32[l] = to_bfloat(s.in[0].f32[l]) | to_bfloat(s.in[1].f32[l]) << 16;

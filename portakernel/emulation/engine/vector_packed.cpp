@@ -65,12 +65,15 @@ uint32_t saturate_i(int64_t v, bool clamp) { return static_cast<uint32_t>(clamp 
 #define PK_16_3(name, expr) {name, Type::b32, {Type::pk_b16, Type::pk_b16, Type::pk_b16}, [](Alu& s) { EMU_LANES { uint32_t r = 0; for (int h = 0; h < 2; ++h) { const uint32_t a = pick16(s, 0, l, h), b = pick16(s, 1, l, h), c = pick16(s, 2, l, h); const int32_t x = static_cast<int16_t>(a), y = static_cast<int16_t>(b), z = static_cast<int16_t>(c); (void)a, (void)b, (void)c, (void)x, (void)y, (void)z; r |= (static_cast<uint32_t>(expr) & 0xffff) << 16 * h; } s.out.u32[l] = r; } }}
 #define CLAMP s.op->clamp
 
+uint32_t flushed(uint32_t half, bool keeps) { return !keeps && !(half & 0x7c00) ? half & 0x8000 : half; }
+
 // Mixed precision: op_sel_hi makes a source a float16, of the half that op_sel picks; neg_hi takes magnitudes.
 float mixed(const Alu& s, int i, int l) {
   uint32_t bits = s.in[i].u32[l];
   unsigned code = s.op->src[i];
   bool is_half = s.op->op_sel_hi >> i & 1 && !(code >= 240 && code <= 248);
-  float v = is_half ? from_half(bits >> 16 * (s.op->op_sel >> i & 1) & 0xffff) : float_of(bits);
+  float v = is_half ? from_half(flushed(bits >> 16 * (s.op->op_sel >> i & 1) & 0xffff, s.wave->keeps_input16_64()))
+                    : s.wave->keeps_input32() ? float_of(bits) : flush(float_of(bits));
   if (s.op->neg_hi >> i & 1) v = std::fabs(v);
   return s.op->neg >> i & 1 ? -v : v;
 }
@@ -81,14 +84,17 @@ double mixed_sum(const Alu& s, int l) {
 float clamped(const Alu& s, float v) { return s.op->clamp ? v > 0 ? std::min(v, 1.0f) : 0.0f : v; }
 
 void mix32(Alu& s) {
-  EMU_LANES s.out.f32[l] = std::fma(mixed(s, 0, l), mixed(s, 1, l), mixed(s, 2, l));
+  EMU_LANES {
+    float v = std::fma(mixed(s, 0, l), mixed(s, 1, l), mixed(s, 2, l));
+    s.out.f32[l] = s.wave->keeps_output32() ? v : flush(v);
+  }
 }
 template <bool HIGH>
 void mix16(Alu& s) {
   const Register& old = s.wave->vector(s.op->dst);
   uint32_t rounding = s.wave->round16_64();
   EMU_LANES {
-    uint32_t half = to_half(mixed_sum(s, l), rounding);
+    uint32_t half = flushed(to_half(mixed_sum(s, l), rounding), s.wave->keeps_output16_64());
     if (s.op->clamp) half = to_half(clamped(s, from_half(half)));
     s.out.u32[l] = HIGH ? (old.lane[l] & 0xffff) | half << 16 : (old.lane[l] & 0xffff0000) | half;
   }
@@ -125,13 +131,17 @@ const VectorOp OPS[] = {
     PK_F16_2("v_pk_maximum_f16", std::isnan(a) || std::isnan(b) ? NAN : most(a, b)),
     PK_F16_3("v_pk_minimum3_f16", std::isnan(a) || std::isnan(b) || std::isnan(c) ? NAN : least(least(a, b), c)),
     PK_F16_3("v_pk_maximum3_f16", std::isnan(a) || std::isnan(b) || std::isnan(c) ? NAN : most(most(a, b), c)),
-    // VOP2 has no op_sel: each half takes its own
+    // VOP2 has no op_sel: each half takes its own; RDNA's constants are in both
     {"v_pk_fmac_f16", Type::b32, {Type::pk_f16, Type::pk_f16, Type::pk_f16}, [](Alu& s) {
        EMU_LANES {
          uint32_t r = 0;
          for (int at = 0; at < 32; at += 16) {
-           auto half = [&](int i) { return static_cast<double>(from_half(s.in[i].u32[l] >> at & 0xffff)); };
-           r |= to_half(std::fma(half(0), half(1), half(2)), s.wave->round16_64()) << at;
+           auto half = [&](int i) {
+             bool both = s.wave->rdna() && s.op->src[i] >= 240 && s.op->src[i] <= 248;
+             uint32_t bits = s.in[i].u32[l] >> (both ? 0 : at) & 0xffff;
+             return static_cast<double>(from_half(flushed(bits, s.wave->keeps_input16_64())));
+           };
+           r |= packed_half(s, std::fma(half(0), half(1), half(2))) << at;
          }
          s.out.u32[l] = r;
        }

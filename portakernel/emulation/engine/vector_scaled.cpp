@@ -53,12 +53,12 @@ struct Source {
   std::vector<Lanes> words;
   uint64_t known;
 };
-Source read(Wave& w, const Op& op, unsigned which, unsigned count) {
+Source read(Wave& w, const Op& op, unsigned which, unsigned count, Type type = Type::raw32) {
   Source made{std::vector<Lanes>(count), w.all};
   unsigned code = op.src[which];
   for (unsigned i = 0; i < count; ++i) {
     unsigned at = code < 128 || code >= VGPR ? code + i : code;
-    fetch_raw(w, op, at, Type::raw32, made.words[i]);
+    fetch_raw(w, op, at, type, made.words[i]);
     made.known &= lanes_known(w, at, 1);
   }
   return made;
@@ -82,7 +82,9 @@ unsigned place_of(const Conversion& c, const Op& op) {
 void to_small_form(Wave& w, const Op& op, const Conversion& c) {
   bool two_sources = c.wide == Wide::f32 && !c.random;  // elements of sources 0 and 1 alternate
   unsigned per_word = c.wide == Wide::f32 ? 1 : 2, each = two_sources ? c.count / 2 : (c.count + per_word - 1) / per_word;
-  Source first = read(w, op, 0, each), second = read(w, op, 1, two_sources ? each : 1);
+  // of constants, which are of the elements' format
+  Type type = c.wide == Wide::f16 ? Type::pk_f16 : c.wide == Wide::bf16 ? Type::pk_bf16 : Type::raw32;
+  Source first = read(w, op, 0, each, type), second = read(w, op, 1, two_sources ? each : 1);
   Source scales = two_sources || c.random ? read(w, op, 2, 1) : second;
   unsigned place = place_of(c, op), bits = c.small->bits, words = (c.count * bits + 31) / 32;
   bool limited = w.mode >> 23 & 1;
@@ -99,8 +101,11 @@ void to_small_form(Wave& w, const Op& op, const Conversion& c) {
       } else {
         bool high = c.count == 1 ? op.op_sel & 1 : e & 1;
         value = half_value(c.wide, first.words[e / 2].u32[l] >> (high ? 16 : 0));
+        if (c.count == 1) value = modified(op, 0, static_cast<float>(value));
       }
-      uint64_t code = to_small(*c.small, value / scale, limited, c.random, random);
+      // a scale that is no number keeps the sign
+      double scaled = std::isnan(scale) ? std::copysign(NAN, value) : value / scale;
+      uint64_t code = to_small(*c.small, scaled, limited, c.random, random);
       random = next_random(random);
       uint64_t moved = code << (e * bits % 32);
       made[e * bits / 32] |= static_cast<uint32_t>(moved);

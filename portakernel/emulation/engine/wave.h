@@ -8,12 +8,13 @@
 #include "abi.h"
 #include "float16.h"
 #include "group_touches.h"
+#include "waits.h"
 
 namespace emu {
 
 constexpr int MOST_LANES = 64;
 constexpr uint64_t SHARED_APERTURE = 0xff01ull << 32, PRIVATE_APERTURE = 0xff02ull << 32;
-constexpr uint32_t NO_WAVE = 0xff;
+constexpr uint32_t NO_WAVE = 0xff, NO_RECORD = 0xffffffff, SCALARS = 132, SCC_ORIGIN = 128;
 
 struct alignas(64) Register {
   uint32_t lane[MOST_LANES];
@@ -44,6 +45,10 @@ struct Wave {
   std::vector<Finding> races;  // such loads, by instruction: told of where what they gave is used
   std::vector<Register> vgpr;       // 0 to 255, then the accumulation registers
   std::vector<uint64_t> vgpr_known; // a bit for each lane
+  Waits waits;
+  // Of registers that hold what nobody wrote, scalar ones first: the instruction that it comes from.
+  std::vector<uint32_t> origins;
+  mutable uint32_t blamed = NO_OPERAND;  // the register that this instruction read so, by code
   uint8_t* scratch;        // private memory: by lane
   uint32_t scratch_bytes;  // of one lane
 
@@ -52,7 +57,20 @@ struct Wave {
   // A mask of lanes: two registers, or one in waves of 32.
   uint64_t mask(unsigned code) const { return lanes == 64 ? pair(code) : sgpr[code]; }
   bool rdna() const { return launch->major >= 11; }
-  bool known(unsigned code) const { return code >= 128 || code == NULL_REGISTER || sgpr_known[code >> 6] >> (code & 63) & 1; }
+  bool known(unsigned code) const {
+    if (code >= 128 || code == NULL_REGISTER || sgpr_known[code >> 6] >> (code & 63) & 1) return true;
+    blamed = code;
+    return false;
+  }
+  uint32_t& origin(unsigned code) {
+    return origins[code < SCALARS ? code : std::min<size_t>(code - VGPR + SCALARS, origins.size() - 1)];
+  }
+  // Where what this instruction read, and nobody wrote, comes from: NO_RECORD where it is a register never written.
+  uint32_t blamed_origin() { return blamed == NO_OPERAND ? NO_RECORD : origin(blamed); }
+  uint32_t inherited_origin() {
+    uint32_t from = blamed_origin();
+    return from == NO_RECORD ? pc : from;
+  }
   void set_known(unsigned code, bool value) {
     uint64_t bit = uint64_t{1} << (code & 63);
     sgpr_known[code >> 6] = value ? sgpr_known[code >> 6] | bit : sgpr_known[code >> 6] & ~bit;
@@ -61,6 +79,7 @@ struct Wave {
     if (code == NULL_REGISTER || code >= 128) return;
     sgpr[code] = value;
     set_known(code, is_known);
+    if (!is_known) origin(code) = inherited_origin();
   }
   void set_pair(unsigned code, uint64_t value, bool is_known = true) {
     set(code, static_cast<uint32_t>(value), is_known);
@@ -157,8 +176,11 @@ struct Worker {
   std::vector<uint64_t> executed, lanes, conflicts, moved, lds_moved;
   bool stopped = false;
   void report(Wave& wave, Kind kind, unsigned lane, uint64_t address = 0, uint32_t bytes = 0, int64_t distance = 0,
-              uint32_t region = 0xffffffff, uint32_t other_wave = NO_WAVE, uint32_t other_record = 0, uint32_t other_group = 0);
+              uint32_t region = 0xffffffff, uint32_t other_wave = NO_WAVE, uint32_t other_record = NO_RECORD,
+              uint32_t other_group = 0);
   void report_races(Wave& wave);  // all that the wave has noted
+  // A value that nobody wrote: with the instruction that it comes from.
+  void report_unwritten(Wave& wave, unsigned lane);
 };
 
 Finding finding_of(const Wave& wave, Kind kind, unsigned lane, uint64_t address, uint32_t bytes, int64_t distance,
