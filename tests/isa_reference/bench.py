@@ -145,7 +145,7 @@ class Batch:
         self.index_at = (ctypes.c_int32 * (len(code) // 4))(*([-1] * (len(code) // 4)))
         for index, one in enumerate(self.records[: self.flow]):
             self.index_at[one.offset // 4] = index
-        self.buffers = [(abi.U64 * len(self.records))() for _ in range(3)]
+        self.buffers = [(abi.U64 * len(self.records))() for _ in range(5)]
 
     def knows(self, case: Case) -> bool:
         """Whether the engine has a handler for the case's instruction."""
@@ -182,7 +182,9 @@ class Batch:
         launch.regions, launch.region_count = ctypes.addressof(regions), 1
         findings = (abi.RawFinding * 16)()
         launch.findings, launch.finding_capacity = ctypes.addressof(findings), 16
-        launch.executed, launch.lanes, launch.conflicts = (ctypes.addressof(one) for one in self.buffers)
+        launch.executed, launch.lanes, launch.conflicts, launch.moved, launch.lds_moved = map(
+            ctypes.addressof, self.buffers
+        )
         assert (library or engine()).emulate(ctypes.byref(launch)) == 0
         made = State(state.lanes, np.zeros_like(state.vector), scalar.copy(), int(held[-1]), bytearray(memory), BASE)
         made.vector[:count] = vector
