@@ -11,6 +11,11 @@ from portakernel.emulation.word import ACCUMULATION, Word, has_literal
 
 _ACCUMULATING = ("v_fmac", "v_mac_", "v_pk_fmac", "v_dot2c", "v_dot4c", "v_dot8c", "v_dot2acc", "s_fmac")
 _WITH_CARRY_IN = ("v_cndmask", "v_addc_co", "v_subb_co", "v_subbrev_co", "v_add_co_ci", "v_sub_co_ci", "v_subrev_co_ci")
+# How many sources there are in VOP3's form, whose other fields say nothing, of what takes fewer than its handler's kind.
+_SOURCES = {
+    "v_readfirstlane_b32": 1, "v_readlane_b32": 2, "v_writelane_b32": 2, "v_permlane16_var_b32": 2,
+    "v_permlanex16_var_b32": 2, "v_permlane64_b32": 1, "v_permlane16_swap_b32": 1, "v_permlane32_swap_b32": 1,
+}  # fmt: skip
 # What stands for the first source where a dword behind the instruction permutes lanes or selects bytes.
 _SDWA_CODE, _DPP16_CODE, _DPP8_CODES = 249, 250, (233, 234)
 
@@ -53,6 +58,9 @@ def _vector(word: Word) -> None:
         record.dst = word.normal(record.dst - abi.VGPR if record.dst >= abi.VGPR else record.dst)
         record.flags |= abi.SCALAR_DST
     _imply_third_source(record, short=short)
+    if not short:
+        count = 1 if name.startswith("v_s_") else _SOURCES.get(name, 3)
+        record.src[count:3] = [abi.NO_OPERAND] * (3 - count)
     if short and "_co_" in name:
         record.sdst = abi.VCC
     if name.startswith("v_bitop3"):

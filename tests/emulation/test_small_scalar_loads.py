@@ -1,4 +1,4 @@
-"""Scalar loads of bytes and of 16 bits, which gfx1201 has: from an address, and within what a buffer's descriptor says."""
+"""Scalar loads of bytes and of 16 bits, which gfx1201 has: from an address, and within a buffer's range."""
 
 import numpy as np
 import pytest

@@ -182,8 +182,9 @@ class Batch:
         launch.regions, launch.region_count = ctypes.addressof(regions), 1
         findings = (abi.RawFinding * 16)()
         launch.findings, launch.finding_capacity = ctypes.addressof(findings), 16
-        counts = map(ctypes.addressof, self.buffers)
-        launch.executed, launch.lanes, launch.conflicts, launch.moved, launch.lds_moved = counts
+        launch.executed, launch.lanes, launch.conflicts, launch.moved, launch.lds_moved = map(
+            ctypes.addressof, self.buffers
+        )
         assert (library or engine()).emulate(ctypes.byref(launch)) == 0
         made = State(state.lanes, np.zeros_like(state.vector), scalar.copy(), int(held[-1]), bytearray(memory), BASE)
         made.vector[:count] = vector

@@ -63,7 +63,8 @@ class Forward:
 
     def computes(self) -> bool:
         """Whether there is anything to compute: a result with elements."""
-        return any(isinstance(result, Tensor) and result.numel() > 0 for call in self.calls for result in call)
+        results: list[Any] = [result for call in self.calls for result in call]  # a kernel may return anything
+        return any(isinstance(result, Tensor) and result.numel() > 0 for result in results)
 
     def run(self, outs: Sequence[Tensor] | None = None, label: str = "") -> tuple[Tensor, ...]:
         """The outputs of one call; into ``outs`` where given."""
