@@ -18,12 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from portakernel_kit.bench.operands import Operands, draw
-from portakernel_kit.bench.question import questions
-from portakernel_kit.cli.run.call import Count, emulated_call
-from portakernel_kit.conformance.emulator import Emulator, emulator_of
-from portakernel_plugins.triton.launching import configurations
-from portakernel_plugins.triton.launching.configurations import bucket, configured, entries
 
 from portakernel.calling.arguments import Arguments
 from portakernel.claims.capability import CannotRun
@@ -37,6 +31,12 @@ from portakernel.runtime import dispatcher
 from portakernel.triton_launch.offline import MULTIPROCESSORS, gpu_target
 from portakernel.triton_launch.processor import Processor
 from portakernel.words.target import Target
+from portakernel_kit.bench.operands import Operands, draw
+from portakernel_kit.bench.question import questions
+from portakernel_kit.cli.run.call import Count, emulated_call
+from portakernel_kit.conformance.emulator import Emulator, emulator_of
+from portakernel_plugins.triton.launching import configurations
+from portakernel_plugins.triton.launching.configurations import bucket, configured, entries
 
 ROWS = 16
 MOST_OF_A_LANE = 32

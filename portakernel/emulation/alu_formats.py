@@ -11,7 +11,7 @@ from portakernel.emulation.word import ACCUMULATION, Word, has_literal
 
 _ACCUMULATING = ("v_fmac", "v_mac_", "v_pk_fmac", "v_dot2c", "v_dot4c", "v_dot8c", "v_dot2acc", "s_fmac")
 _WITH_CARRY_IN = ("v_cndmask", "v_addc_co", "v_subb_co", "v_subbrev_co", "v_add_co_ci", "v_sub_co_ci", "v_subrev_co_ci")
-# How many sources there are in VOP3's form, whose other fields say nothing, of what takes fewer than its handler's kind.
+# How many sources VOP3's form has, of what takes fewer than its handler's kind; the other fields say nothing.
 _SOURCES = {
     "v_readfirstlane_b32": 1, "v_readlane_b32": 2, "v_writelane_b32": 2, "v_permlane16_var_b32": 2,
     "v_permlanex16_var_b32": 2, "v_permlane64_b32": 1, "v_permlane16_swap_b32": 1, "v_permlane32_swap_b32": 1,

@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("tinygrad")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 import torch
 from cxx import HAS_CXX
 from emulated_kernels import ARCHS, add, compiled, softmax, wave_size

@@ -1,6 +1,7 @@
-"""Fields of an instruction that are no operands of it are not read: of VOP3's three sources, moves between lanes have two.
+"""Fields of an instruction that are no operands of it are not read.
 
-A load of s0, whose code such a field holds, is on its way meanwhile.
+Of VOP3's three sources, moves between lanes have two. A load of s0, whose code such a field holds, is on its way
+meanwhile.
 """
 
 import numpy as np

@@ -4,8 +4,9 @@
 import pytest
 
 pytest.importorskip("tinygrad")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 import torch
+import triton
 import triton.language as tl
 from cxx import HAS_CXX
 from emulated_kernels import ARCHS, compiled, wave_size
