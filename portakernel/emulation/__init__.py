@@ -2,9 +2,10 @@
 
 ``emulate`` (``launch``) loads a code object (``code_object``), decodes its .text once (``decoder``, ``program``) into
 records (``record``) that the engine executes (``engine/``, compiled by ``build``), gives it the arguments' memory
-(``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows source lines. Of an
-instruction ``encodings`` knows name and fields, ``word`` reads them, and ``alu_formats`` and ``memory_formats`` know
-which operands they name.
+(``memory``) and reads back findings (``finding``) and counts (``counts``). ``lines`` knows source lines, and
+``operand_text`` how findings name instructions and registers. Of an instruction ``encodings`` knows name and fields,
+``word`` reads them, ``alu_formats`` and ``memory_formats`` know which operands they name, and ``waits`` which counter
+its result is waited for by.
 
 ``emulating`` (``session``) runs kernels by their own Python entries: what they launch is compiled for the target
 (``triton_kernels``, ``native_kernels``) and emulated on the tensors' memory.
@@ -16,8 +17,10 @@ The engine, one file per family of instructions, each of which registers handler
 ``wave.h``, ``run.cpp``           state of waves and workgroups; scheduling, counters, findings
 ``operands.h``                    operands of vector instructions, as arrays of lanes
 ``sources.cpp``, ``results.cpp``  their fetch: constants, neg, abs, op_sel, DPP, SDWA; their write: clamp, omod, MODE
+``waits.h``, ``waits.cpp``        what loads bring, and whether it was waited for before it is used
+``group_touches.h``               which workgroups touched memory: what one writes, no other may touch
 ``registry.h``, ``.cpp``          the table of handlers; a new file is named there once
-``scalar*.cpp``, ``control.cpp``  scalar ALU; branches, calls, barriers, waits, MODE
+``scalar*.cpp``, ``control.cpp``  scalar ALU (float16: ``scalar_half.cpp``); branches, calls, barriers, MODE
 ``vector_*.cpp``                  vector ALU: lists of ``VectorOp`` (name, types, a function of lanes)
 ``lanes.cpp``                     between lanes: readlane, permlane, swizzle, ds_permute
 ``memory*.cpp``, ``lds*.cpp``     checked memory: regions, LDS, private; loads, stores, atomics
