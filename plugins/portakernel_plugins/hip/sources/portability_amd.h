@@ -1,6 +1,10 @@
 // AMD: clang's own names, which hipcc, HIPRTC and a plain `clang -x hip` share.
 #pragma once
 
+// A product and a sum are one fma where one expression has both, as the source says it, and nowhere else: HIP's default
+// lets the optimizer choose, and a row's bits were others where it was read in whole packs.
+#pragma clang fp contract(on)
+
 #ifndef __global__
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
