@@ -1,4 +1,4 @@
-"""Subnormal numbers are drawn on no device that takes them for zero: of float32 on Apple's GPUs, of 16 bits on MI200."""
+"""Subnormal numbers are drawn on no device that takes them for zero: Apple's GPUs, and MI200 where it multiplies."""
 
 from __future__ import annotations
 

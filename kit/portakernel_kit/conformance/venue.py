@@ -20,8 +20,8 @@ from portakernel.words.arch import ArchSpace
 from portakernel.words.target import Device, Target
 from portakernel_kit.conformance.emulator import MODE, MOST_ELEMENTS, Emulator, emulator_of
 
-# Its matrix instructions of 16 bits take subnormal numbers for zero, and those of no other of AMD's architectures (MIOpen's
-# documentation, "MI200 matrix fused multiply-add (MFMA) behavior specifics"; PyTorch's notes on numerical accuracy).
+# Its matrix instructions of 16 bits take subnormal numbers for zero, and those of no other of AMD's architectures
+# (MIOpen's documentation, "MI200 MFMA behavior specifics"; PyTorch's notes on numerical accuracy).
 _MI200 = Target("amd", "gfx90a")
 
 

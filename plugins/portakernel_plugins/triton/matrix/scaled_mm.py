@@ -38,8 +38,8 @@ from portakernel_plugins.triton.quantize.float8 import conversion_on
 _OCP = ("float8_e4m3fn", "float8_e5m2")
 _FNUZ = ("float8_e4m3fnuz", "float8_e5m2fnuz")
 _FLOAT8 = {"sm_89": _OCP, "sm_9": _OCP, "sm_1": _OCP, "gfx942": _FNUZ, "gfx950": _OCP, "gfx12": _OCP}
-# Of two float8 dtypes Triton before 3.7 has AMD's matrix units take each for the other, where it compiles the product at
-# all (triton#9567): there they are decoded.
+# Of two float8 dtypes Triton before 3.7 has AMD's matrix units take each for the other, or does not compile the product
+# (triton#9567): there they are decoded.
 _MIXED_ON_AMD = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)
 # Those that keep their sums in fewer bits than float32 has.
 _CUT = ("sm_89", "sm_9", "sm_12")
