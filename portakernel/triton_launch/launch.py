@@ -42,7 +42,8 @@ def launch(kernel: Any, grid: tuple[int, int], *args: Any, parameter: str | None
     is the dimension to name where the kernel needs more than the device has; it is not passed on.
 
     Raises:
-        CannotRun: the compiled kernel exceeds a resource of the device; nothing was launched.
+        CannotRun: the compiled kernel exceeds a resource of the device, or Triton's compiler fails on it; nothing was
+            launched.
         CaptureError: it is not compiled for such arguments, and a stream is being captured.
         ArgumentValueError: CPU tensors, outside ``interpreting()``.
     """
@@ -144,7 +145,11 @@ def _announce_compilations(kernel: Any) -> None:
             raise CannotRun(rejection)
         compilations().announce(f"Triton kernel {kernel.__module__}.{kernel.__name__}")
         with compilations().timed("triton", kernel.__name__):
-            return compile_for(*args, **options)
+            try:
+                return compile_for(*args, **options)
+            except RuntimeError as error:
+                # a pass of MLIR's or LLVM's failed; what is wrong in the kernel itself Triton says by errors of its own
+                raise CannotRun(_uncompiled(kernel, error)) from error
 
     kernel._do_compile = announced
 
@@ -154,6 +159,11 @@ def _too_large(kernel: Any, error: OutOfResources, parameter: str | None) -> Rej
     unit = " bytes" if code is ReasonCode.SHARED_MEMORY else ""
     text = f"compiled, {kernel.__name__} needs {error.required}{unit} of {error.name}; the device has {error.limit}"
     return Rejection(code, text, parameter)
+
+
+def _uncompiled(kernel: Any, error: RuntimeError) -> Rejection:
+    text = f"triton {triton.__version__} does not compile {kernel.__name__} for such arguments"
+    return Rejection(ReasonCode.CANNOT_RUN, f"{text} ({error}); another version of it may")
 
 
 def cdiv(numerator: int, denominator: int) -> int:

@@ -9,9 +9,11 @@ pytest.importorskip("triton")
 from cxx import HAS_CXX
 
 from portakernel import runtime
+from portakernel.contract.case import Case
 from portakernel.words.target import Target
 from portakernel_kit.conformance import runner
 from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.unit import Unit
 from portakernel_kit.conformance.venue import Emulated, Unavailable, Venue, find_venue
 from portakernel_kit.conformance.written import forward_of
 
@@ -148,3 +150,22 @@ def test_a_call_that_has_nothing_to_write_need_not_launch_anything(name, compute
     assert {result.aspect for result in results} >= {"forward", "written"}
     assert (venue.emulator.launched > 0) == computes
     assert forward_of(suite._trial(unit.case, dict(unit.dtypes))).computes() == computes
+
+
+@pytest.mark.parametrize("terms", [0, 64])
+def test_a_call_of_an_empty_argument_need_not_launch_anything(terms):
+    """Of K = 0 all sums are 0: the weight that the kernel decodes is empty, and torch multiplies it."""
+    now = runtime.dispatcher()
+    kernel = now.registry.kernels["triton.int4_mm_decoded"]
+    venue = find_venue(now, kernel, WHERE)
+    assert isinstance(venue, Venue)
+    assert venue.emulator is not None
+    case = Case(
+        "drawn", leading=(3,), dims={"K": terms, "N": 8, "G": max(1, terms // 32)},
+        parameters={"layout": "gptq", "group": 32, "zero": "none"}, backward=False, present=("bias",),
+    )  # fmt: skip
+    dtypes = {"x": "bfloat16", "weight": "int32", "scales": "float32", "bias": "bfloat16"}
+    results = list(Suite(now, kernel, venue, 7).run(Unit("drawn", "drawn", case, tuple(dtypes.items()))))
+    assert [str(result) for result in results if result.status != "passed"] == []
+    assert {result.aspect for result in results} >= {"forward", "out"}
+    assert (venue.emulator.launched > 0) == (terms > 0)

@@ -1,5 +1,7 @@
 """Triton's matrix products against float64: Triton chooses where elements lie, so whole products prove the layouts."""
 
+import re
+
 import pytest
 
 pytest.importorskip("tinygrad")
@@ -9,6 +11,10 @@ import triton.language as tl
 from cxx import HAS_CXX
 from emulated_kernels import ARCHS
 from emulated_products import dot, dot_scaled, emulated, scaled_operand
+
+from portakernel.emulation import emulating
+from portakernel.words.target import Target
+from portakernel_plugins.triton.matrix import scaled_mm
 
 pytestmark = [
     pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine"),
@@ -59,8 +65,51 @@ def test_products_are_those_of_float64(arch, kind, shape):
     assert used is None or any(used in name for name in ran.executed), sorted(ran.executed)
 
 
+# triton#9567
+MIXED = pytest.mark.skipif(
+    not scaled_mm._MIXED_ON_AMD, reason="this Triton has matrix units take each dtype for the other"
+)
+
+
+@MIXED
+@pytest.mark.parametrize(("arch", "suffix"), [("gfx942", "b8 b16"), ("gfx950", "nv "), ("gfx1201", "nv ")])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_two_float8_dtypes_are_those_of_float64(arch, suffix, turned):
+    kinds = [f"fp8e{bits}{end}" for bits, end in zip((4, 5), suffix.split(" "), strict=True)]
+    kinds = kinds[::-1] if turned else kinds
+    torch.manual_seed(4)
+    a, b = (torch.randn(size).to(TYPES[kind]) for size, kind in zip(((32, 64), (64, 32)), kinds, strict=True))
+    c = torch.zeros(32, 32)
+    constants = {"M": 32, "N": 32, "K": 64, "STEPS": 1, "TURNED": False, "SUM": tl.float32}
+    ran = emulated(dot, (f"*{kinds[0]}", f"*{kinds[1]}", "*fp32"), constants, arch, [a, b, c], num_warps=4)
+    assert torch.allclose(c.double(), a.double() @ b.double(), rtol=0, atol=1e-4)
+    assert ran.clean, ran.findings
+    assert any(re.search("fp8_bf8|bf8_fp8|f8f6f4", name) for name in ran.executed), sorted(ran.executed)
+
+
+@pytest.mark.parametrize("mixed", [pytest.param(True, marks=MIXED), False])
+@pytest.mark.parametrize(("arch", "suffix"), [("gfx942", "fnuz fnuz"), ("gfx950", "fn "), ("gfx1201", "fn ")])
+def test_scaled_mm_of_two_float8_dtypes_is_right_by_matrix_units_and_decoded(monkeypatch, arch, suffix, mixed):
+    monkeypatch.setattr(scaled_mm, "_MIXED_ON_AMD", mixed)
+    kinds = [f"float8_{name}{end}" for name, end in zip(("e4m3", "e5m2"), suffix.split(" "), strict=True)]
+    torch.manual_seed(5)
+    for left, right in (kinds, kinds[::-1]):
+        a, b = torch.randn(5, 70).to(getattr(torch, left)), torch.randn(9, 70).to(getattr(torch, right))
+        ones = [torch.ones(rows, 1) for rows in (5, 9)]
+        with emulating(Target("amd", arch)) as launches:
+            y = scaled_mm.scaled_mm(
+                a, b, *ones, global_scale_a=None, global_scale_b=None, format_a="row", format_b="row",
+                out_dtype="float32", use_fast_accum=False,
+            )  # fmt: skip
+        assert torch.allclose(y.double(), a.double() @ b.double().T, rtol=0, atol=1e-4)
+        used = {name for one in launches for name in one.run.executed if "mfma" in name or "wmma" in name}
+        assert used
+        assert all(bool(re.search("fp8|bf8|f8f6f4", name)) == mixed for name in used), used
+
+
 PAIRS = [
     ("e4m3", "e4m3"),
+    ("e4m3", "e5m2"),
     ("e2m1", "e2m1"),
     ("e5m2", "e5m2"),
     ("e4m3", "e2m1"),

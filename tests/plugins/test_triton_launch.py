@@ -24,6 +24,8 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler.errors import CompilationError
 from triton.runtime.cache import FileCacheManager
 
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
@@ -225,6 +227,37 @@ def test_what_a_launch_compiles_is_announced_once_for_each_specialisation(fake_d
     for n in (64, 64, 128, 64):
         rms_norm.rms_norm(meta(4, n), meta(n), eps=1e-6)
     assert compilations().since(mark) == ("Triton kernel portakernel_plugins.triton.norms.norm_forward._forward",) * 2
+
+
+@triton.jit
+def _plain(x, BLOCK: tl.constexpr):  # noqa: N803
+    tl.store(x + tl.arange(0, BLOCK), 1.0)
+
+
+@triton.jit
+def _wrong(x, BLOCK: tl.constexpr):  # noqa: N803
+    tl.store(x + tl.arange(0, BLOCK), tl.zeros((BLOCK, 2), tl.float32))
+
+
+@pytest.mark.parametrize("words", ["PassManager::run failed", "failed to translate module to LLVM IR"])
+def test_a_kernel_that_triton_s_compiler_fails_on_declines_the_call(fake_driver, monkeypatch, words):
+    def fail(*_: Any) -> None:
+        raise RuntimeError(words)
+
+    driver = fake_driver()
+    monkeypatch.setattr(CUDABackend, "make_llir", fail)
+    with pytest.raises(CannotRun) as caught:
+        launch.launch(_plain, (1, 1), meta(64), BLOCK=64)
+    text = f"triton {triton.__version__} does not compile _plain for such arguments ({words})"
+    text += "; another version of it may"
+    assert caught.value.rejection == Rejection(ReasonCode.CANNOT_RUN, text)
+    assert driver.launched == []
+
+
+def test_a_fault_in_a_kernel_s_own_code_propagates(fake_driver):
+    fake_driver()
+    with pytest.raises(CompilationError):
+        launch.launch(_wrong, (1, 1), meta(64), BLOCK=64)
 
 
 def test_in_a_capture_compiled_kernels_launch_and_others_are_refused(fake_driver, monkeypatch):

@@ -189,6 +189,20 @@ def test_nvfp4_is_left_to_tensor_cores_alone_that_take_it(arch, way):
     assert module._way(arch, operand, operand) == way
 
 
+@pytest.mark.parametrize(
+    ("arch", "suffix"), [("gfx942", "fnuz"), ("gfx950", ""), ("gfx1201", ""), ("sm_90", ""), ("sm_100", "")]
+)
+def test_two_float8_dtypes_are_decoded_on_amd_by_a_triton_that_takes_each_for_the_other(monkeypatch, arch, suffix):
+    matrix, scale = torch.empty(2, 2), torch.empty(2, 1)
+    e4m3 = "float8_e4m3fnuz" if suffix else "float8_e4m3fn"
+    left, right = (module._Operand(matrix, scale, None, "row", name) for name in (e4m3, f"float8_e5m2{suffix}"))
+    for is_right in (True, False):
+        monkeypatch.setattr(module, "_MIXED_ON_AMD", is_right)
+        decoded = not is_right and arch.startswith("gfx")
+        assert module._way(arch, left, right) == module._way(arch, right, left) == ("decoded" if decoded else "float8")
+        assert module._way(arch, left, left) == module._way(arch, right, right) == "float8"
+
+
 @pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])
 def test_swizzled_scales_give_the_bits_of_plain_ones(format):
     from portakernel.references.scale_formats import BLOCKS, unswizzled

@@ -62,7 +62,12 @@ class Forward:
         return [output.name for output in self.trial.contract.outputs]
 
     def computes(self) -> bool:
-        """Whether there is anything to compute: a result with elements."""
+        """Whether there is anything to compute: a result with elements, of arguments that all have some.
+
+        Of an empty one sums are 0 and rows are none: what is left is to fill memory, which a kernel may leave to torch.
+        """
+        if any(tensor.numel() == 0 for tensor in self.trial.inputs.given.values()):
+            return False
         results: list[Any] = [result for call in self.calls for result in call]  # a kernel may return anything
         return any(isinstance(result, Tensor) and result.numel() > 0 for result in results)
 

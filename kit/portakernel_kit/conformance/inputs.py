@@ -32,6 +32,7 @@ _FEW_IDS = 3
 _SPARSE = 8
 # Of scales beside special numbers so many are NaN.
 _NAN_SCALES = 0.1
+_HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 _SPECIALS = (math.nan, math.inf, -math.inf, 0.0, -0.0)
 
 
@@ -139,8 +140,13 @@ def draw_inputs(
     dtypes: Mapping[str, str],
     device: torch.device | str,
     source: torch.Generator | None,
+    *,
+    flushed: bool = False,
 ) -> Inputs:
-    """The case's inputs in these dtypes; full of zeros where there is no ``source``."""
+    """The case's inputs in these dtypes; full of zeros where there is no ``source``.
+
+    ``flushed``: what is subnormal in float16 or bfloat16 is drawn as zero, as units of the device take it.
+    """
     parameters = case_parameters(contract, case, dtypes)
     made = contract.at(parameters)
     found, elements = dict[str, Tensor](), dict[str, Tensor]()
@@ -155,6 +161,9 @@ def draw_inputs(
             drawn = torch.zeros(stored, dtype=torch.uint8)
         else:
             drawn = _drawn(made, argument, case, parameters, stored, dtype, source, place, elements)
+            if flushed and dtype in _HALVES and drawn.dtype.is_floating_point:
+                half = _HALVES[dtype]
+                drawn = torch.where(drawn.to(half).abs() < torch.finfo(half).tiny, 0.0 * drawn, drawn)
         elements[argument.name] = drawn
         found[argument.name] = place_tensor(drawn, shape, layout, dtype, device)
     tensors = [found.get(name) for name in made.names]

@@ -217,7 +217,14 @@ class Suite:
     def _inputs(self, case: Case, dtypes: Mapping[str, str], *again: str) -> Inputs:
         source = generator(self.seed, self.contract.op, case.name, *dtypes.values(), *again)
         with blamed(f"drawing the contract's case {case.name!r}"):
-            return draw_inputs(self.contract, case, dtypes, self.venue.torch_device, source)
+            return draw_inputs(
+                self.contract, case, dtypes, self.venue.torch_device, source, flushed=self._flushes_products
+            )
+
+    @property
+    def _flushes_products(self) -> bool:
+        """Whether the op's products are sums that matrix units make, and these have no subnormal numbers of 16 bits."""
+        return self.venue.flushes_halves and self.contract.tolerance.rule == "plain"
 
     def _forms(self, case: Case, dtypes: Mapping[str, str]) -> Inputs:
         """The inputs as far as claims see them, which ask for no number."""

@@ -20,6 +20,10 @@ from portakernel.words.arch import ArchSpace
 from portakernel.words.target import Device, Target
 from portakernel_kit.conformance.emulator import MODE, MOST_ELEMENTS, Emulator, emulator_of
 
+# Its matrix instructions of 16 bits take subnormal numbers for zero, and those of no other of AMD's architectures
+# (MIOpen's documentation, "MI200 MFMA behavior specifics"; PyTorch's notes on numerical accuracy).
+_MI200 = Target("amd", "gfx90a")
+
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
@@ -63,6 +67,11 @@ class Venue:
     def flushes_subnormals(self) -> bool:
         """Whether numbers that are subnormal in float32 count as zero here in every kernel: on Apple's GPUs."""
         return self.torch_device.partition(":")[0] == "mps"
+
+    @property
+    def flushes_halves(self) -> bool:
+        """Whether what is subnormal in float16 and bfloat16 counts as zero in matrix products here: on AMD's MI200."""
+        return self.mode in (None, MODE) and _MI200 in self.targets
 
     @property
     def captures(self) -> bool:

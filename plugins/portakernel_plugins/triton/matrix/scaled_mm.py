@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -37,6 +38,9 @@ from portakernel_plugins.triton.quantize.float8 import conversion_on
 _OCP = ("float8_e4m3fn", "float8_e5m2")
 _FNUZ = ("float8_e4m3fnuz", "float8_e5m2fnuz")
 _FLOAT8 = {"sm_89": _OCP, "sm_9": _OCP, "sm_1": _OCP, "gfx942": _FNUZ, "gfx950": _OCP, "gfx12": _OCP}
+# Of two float8 dtypes Triton before 3.7 has AMD's matrix units take each for the other, or does not compile the product
+# (triton#9567): there they are decoded.
+_MIXED_ON_AMD = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)
 # Those that keep their sums in fewer bits than float32 has.
 _CUT = ("sm_89", "sm_9", "sm_12")
 # Those that apply scales of few terms, and which.
@@ -192,7 +196,8 @@ def _way(arch: str, left: _Operand, right: _Operand) -> str:
         # a scale of nvfp4 is a number of another format, and of another number of terms
         alike = shared == {"nvfp4"} or "nvfp4" not in shared
         return "scaled" if alike and shared <= set(_taken(_SCALED, arch)) else "decoded"
-    return "float8" if not shared & GROUPS.keys() and dtypes <= set(_taken(_FLOAT8, arch)) else "decoded"
+    whole = len(dtypes) == 1 or _MIXED_ON_AMD or not arch.startswith("gfx")
+    return "float8" if whole and not shared & GROUPS.keys() and dtypes <= set(_taken(_FLOAT8, arch)) else "decoded"
 
 
 def _taken(table: Mapping[str, tuple[str, ...]], arch: str) -> tuple[str, ...]:
