@@ -21,24 +21,16 @@ def counted(record: Record, table: str) -> tuple[int, int]:
     name = record.name
     if record.encoding in _VECTOR_MEMORY:
         if "_load_" in name:
-            words = 0 if "_lds_" in name or record.flags & abi.TO_LDS else _loaded_words(name)
-            return abi.VECTOR_COUNT | _filled(name, table), words
+            return abi.VECTOR_COUNT, 0 if "_lds_" in name or record.flags & abi.TO_LDS else _loaded_words(name)
         if "_atomic_" in name and record.flags & abi.RETURNS:
             return abi.VECTOR_COUNT, 2 if name.endswith(_WIDE) else 1
         # CDNA counts stores beside loads; RDNA has a counter of their own, which no register waits for
         return (abi.VECTOR_COUNT if table == "cdna" else 0), 0
     if record.encoding == "DS":
-        return abi.LDS_COUNT | _filled(name, table), _lds_words(name)
+        return abi.LDS_COUNT, _lds_words(name)
     if record.encoding == "SMEM" and "_load_" in name:
         return abi.SCALAR_COUNT, _loaded_words(name)
     return 0, 0
-
-
-def _filled(name: str, table: str) -> int:
-    """The half of a register that a load fills alone, on RDNA, where LLVM has the other one used meanwhile."""
-    if table == "cdna" or "_load_" not in name or "d16" not in name or "format" in name:
-        return 0
-    return abi.FILLS_HIGH if "d16_hi" in name else abi.FILLS_LOW
 
 
 def _loaded_words(name: str) -> int:

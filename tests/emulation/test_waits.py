@@ -74,8 +74,6 @@ def spelled(arch, line):
 def pieces(arch):
     """The code object with all pieces, and their kernels' names."""
     sources = {what: lines for what, (lines, *_) in (EARLY | SOUND).items()} | {"idle lanes": idle_lanes(arch)}
-    if arch not in WHOLE:
-        sources |= {what: lines for what, (lines, _) in HALVES.items()}
     text, names = "#include <hip/hip_runtime.h>\n", {}
     for number, (what, lines) in enumerate(sources.items()):
         names[what] = f"piece_{number}"
@@ -185,34 +183,6 @@ def test_lanes_that_no_load_fills_are_free(arch):
     ran, out = run(arch, "idle lanes")
     assert ran.clean, ran.findings
     assert out[:16].tolist() == [*range(8), *[5] * 8]
-
-
-# CDNA's registers have no halves of their own: a load of one may write the other.
-WHOLE = ("gfx90a", "gfx942", "gfx950")
-LOW, HIGH = "global_load_d16_u8 %0, %3, off", "global_load_d16_hi_u8 %0, %3, off offset:4"
-# By what is used: the lines, and the load that is named.
-HALVES = {
-    "the low half that is there": ([LOW, HIGH, "LOADS 1", "ds_store_b8 %4, %0", "LOADS 0", move(A)], None),
-    "the high half that is there": ([HIGH, LOW, "LOADS 1", "ds_store_b8_d16_hi %4, %0", "LOADS 0", move(A)], None),
-    "the low half": ([HIGH, LOW, "LOADS 1", "ds_store_b8 %4, %0", "LOADS 0"], "global_load_d16_u8"),
-    "the high half": ([LOW, HIGH, "LOADS 1", "ds_store_b8_d16_hi %4, %0", "LOADS 0"], "global_load_d16_hi_u8"),
-    "both halves, one there": ([LOW, HIGH, "LOADS 1", move(A), "LOADS 0"], "global_load_d16_hi_u8"),
-    "an overwritten other half": ([HIGH, "v_mov_b32 %0, 3", "LOADS 0", move(A)], "global_load_d16_hi_u8"),
-    "halves that come from two places": (
-        [LOW, "ds_load_u8_d16_hi %0, %4", "LDS 0", "LOADS 0", move(A)], "global_load_d16_u8",
-    ),
-}  # fmt: skip
-
-
-@needs_hip
-@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch not in WHOLE])
-@pytest.mark.parametrize("what", HALVES)
-def test_a_half_of_a_register_that_is_there_is_used_while_the_other_one_comes(arch, what):
-    """As LLVM has it, for loads that end in order; halves that come in no order are waited for (llvm#194477)."""
-    ran, _ = run(arch, what)
-    told = [one.other_text.split()[0] for one in ran.findings if one.kind is Kind.UNWAITED]
-    load = HALVES[what][1]
-    assert told == ([] if load is None else [load])
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -22,8 +22,8 @@ enum Flag : uint16_t {
   SDWA_SEXT0 = 128, SDWA_SEXT1 = 256, SCALAR_DST = 512, VOP3_FORM = 1024, PACKED_FORM = 2048,
 };
 
-// Bits of Op::counters: vmcnt or loadcnt; lgkmcnt or dscnt; lgkmcnt or kmcnt; which half of a register alone is filled.
-enum Counter : uint8_t { VECTOR_COUNT = 1, LDS_COUNT = 2, SCALAR_COUNT = 4, FILLS_LOW = 8, FILLS_HIGH = 16 };
+// Bits of Op::counters: vmcnt or loadcnt; lgkmcnt or dscnt; lgkmcnt or kmcnt.
+enum Counter : uint8_t { VECTOR_COUNT = 1, LDS_COUNT = 2, SCALAR_COUNT = 4 };
 
 // One decoded instruction.
 struct Op {

@@ -211,9 +211,7 @@ Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane) {
   return value;
 }
 
-uint64_t data_known(Wave& wave, unsigned code, const Width& width) {
-  return lanes_known(wave, code, words(width), width.bytes > 2 ? BOTH_HALVES : width.high_half ? HIGH_HALF : LOW_HALF);
-}
+uint64_t data_known(Wave& wave, unsigned code, const Width& width) { return lanes_known(wave, code, words(width)); }
 
 void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes) {
   for (unsigned w = 0; w < words(width); ++w) {

@@ -33,10 +33,6 @@ uint32_t low6(const Op& op) { return static_cast<uint32_t>(op.imm) & 63; }
 uint32_t second6(const Op& op) { return static_cast<uint32_t>(op.imm) >> 8 & 63; }
 void nothing(Wave&, const Op&) {}
 
-Coming* halves_of(Waits& waits, unsigned code) {
-  return &waits.coming[2 * std::min<size_t>(code - VGPR, waits.coming.size() / 2 - 1)];
-}
-
 bool crosses_lanes(const Op& op, Family family) {
   return family == Family::lanes || family == Family::matrix || op.permute == Permute::dpp16 || op.permute == Permute::dpp8;
 }
@@ -78,37 +74,25 @@ void issue(Wave& w, const Op& op) {
   uint64_t number = ++waits.issued[counter], lanes = w.exec();
   waits.outstanding = true;
   if (op.dst < VGPR || op.dst == NO_OPERAND) return;
-  unsigned halves = op.counters & FILLS_LOW ? LOW_HALF : op.counters & FILLS_HIGH ? HIGH_HALF : BOTH_HALVES;
   for (unsigned i = 0; i < op.result_words; ++i) {
-    Coming* both = halves_of(waits, op.dst + i);
-    bool is_open = false;
-    for (int half = 0; half < 2; ++half) {
-      Coming& to = both[half];
-      bool before = to.number > waits.ended[to.counter];
-      // which of the two is there last is open: also of halves, since a load of one may write the other as it was
-      if (before && to.counter != counter && to.lanes & lanes && !is_open) {
-        is_open = true;
-        w.worker->report(w, Kind::unwaited, __builtin_ctzll(to.lanes & lanes), op.dst + i, 4, 0, 0xffffffff, w.number, to.record);
-      }
-      if (halves >> half & 1) to = {number, before && to.counter == counter ? to.lanes | lanes : lanes, w.pc, counter};
-    }
+    Coming& to = waits.coming[std::min<size_t>(op.dst - VGPR + i, waits.coming.size() - 1)];
+    bool before = to.number > waits.ended[to.counter];
+    if (before && to.counter != counter && to.lanes & lanes)  // which of the two is there last is open
+      w.worker->report(w, Kind::unwaited, __builtin_ctzll(to.lanes & lanes), op.dst + i, 4, 0, 0xffffffff, w.number, to.record);
+    to = {number, before && to.counter == counter ? to.lanes | lanes : lanes, w.pc, counter};
   }
 }
 
-void need_waited(Wave& w, unsigned code, unsigned words, unsigned halves) {
+void need_waited(Wave& w, unsigned code, unsigned words) {
   Waits& waits = w.waits;
-  for (unsigned i = 0; i < 2 * words; ++i) {
-    if (!(halves >> (i & 1) & 1)) continue;
-    Coming* both = halves_of(waits, code + i / 2);
-    Coming& one = both[i & 1];
+  for (unsigned i = 0; i < words; ++i) {
+    Coming& one = waits.coming[std::min<size_t>(code - VGPR + i, waits.coming.size() - 1)];
     if (one.number <= waits.ended[one.counter]) continue;
     const Op& op = w.launch->ops[w.pc];
     uint64_t lanes = one.lanes & (crosses_lanes(op, handlers()[op.handler].family) ? w.all : w.exec());
     if (!lanes) continue;
-    Coming& other = both[~i & 1];  // told once, also of a load that fills both
-    if (other.number == one.number && other.counter == one.counter) other.number = 0;
-    one.number = 0;
-    w.worker->report(w, Kind::unwaited, __builtin_ctzll(lanes), code + i / 2, 4, 0, 0xffffffff, w.number, one.record);
+    one.number = 0;  // told once
+    w.worker->report(w, Kind::unwaited, __builtin_ctzll(lanes), code + i, 4, 0, 0xffffffff, w.number, one.record);
   }
 }
 
