@@ -166,7 +166,8 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
   Lanes& to = alu.in[source];
   if (type == Type::mask) {
     alu.mask[source] = code < 128 ? wave.mask(code) : constant64(wave, op, code, Type::b64);
-    return wave.scalar_known(code, n == 64) ? wave.all : 0;
+    if (wave.scalar_known(code, n == 64)) return wave.all;
+    return wave.doubts.any() && code < 128 ? sure_lanes(wave, code) : 0;
   }
   uint64_t known;
   if (is_half(type) && op.permute != Permute::sdwa) {
@@ -190,7 +191,7 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
   }
   if (source == 0 && (op.permute == Permute::dpp16 || op.permute == Permute::dpp8)) {
     Lanes from = to;
-    uint64_t exec = wave.exec(), known_from = known;
+    uint64_t exec = wave.exec(), known_from = known & ~wave.unsure;
     known = 0;
     for (int l = 0; l < n; ++l) {
       int at = dpp_source(op, l, n);
@@ -201,7 +202,7 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
       if (gone && op.permute == Permute::dpp16 && !(op.flags & BOUND_CTRL)) alu.active &= ~(1ull << l), alu.left |= 1ull << l;
       if (is_wide(type)) to.u64[l] = gone ? 0 : from.u64[at];
       else to.u32[l] = gone ? 0 : from.u32[at];
-      if (gone || known_from >> at & 1) known |= 1ull << l;
+      if (at < 0 || (inactive && !(wave.unsure >> at & 1)) || known_from >> at & 1) known |= 1ull << l;
     }
   }
   if (!is_packed(type) && type < Type::raw32) modify(wave, op, type, source, to, n);
