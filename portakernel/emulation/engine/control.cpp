@@ -25,23 +25,21 @@ void branch(Wave& w, const Op& op, bool taken, bool known) {
   if (taken) jump(w, after(w, op) + static_cast<int64_t>(op.imm) * 4);
 }
 
-// Taken where EXEC has no lane, or where it has one. By such branches waves pass by what none of their lanes executes; where
-// some might have, what they would have done there counts.
+// Taken where EXEC has no lane, or where it has one. By such branches a wave passes by what none of its lanes executes.
+// Where some might have, it goes there without a lane, which does nothing, but says what they would have written.
 void branch_on_exec(Wave& w, const Op& op, bool if_none) {
-  bool none = w.exec() == 0, known = w.known(EXEC);
-  if (w.unsure) {
-    uint32_t next = w.next;
-    known = true;
-    if (none) {
-      branch(w, op, true, true);
-      uint32_t target = w.next;
-      if (!if_none) w.next = next;
-      known = w.stops() || (if_none ? pass_by(w, next, target) : pass_by(w, target, next));
-    }
-    w.blamed = EXEC;
-    if (none && known) return;
-  }
-  branch(w, op, none == if_none, known);
+  bool none = w.exec() == 0, taken = none == if_none;
+  if (!w.unsure || !none) return branch(w, op, taken, w.unsure || w.known(EXEC));
+  uint32_t next = w.next;
+  branch(w, op, true, true);
+  uint32_t target = w.next, there = if_none ? next : target, past = if_none ? target : next;
+  if (w.stops()) return;
+  bool again = std::find(w.entered.begin(), w.entered.end(), w.pc) != w.entered.end();
+  w.next = there;
+  if (there > w.pc && !again) return w.entered.push_back(w.pc);
+  w.next = past;  // once more round a loop
+  w.blamed = EXEC;
+  if (!pass_by(w, there, past)) w.worker->report_unwritten(w, __builtin_ctzll(w.unsure));
 }
 
 bool scc_known(Wave& w) {

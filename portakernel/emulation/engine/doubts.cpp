@@ -35,10 +35,11 @@ void set_word(Wave& w, unsigned code, const MaskWord& word) {
   if (word.in_doubt)
     for (unsigned i = 0; i < 32; ++i) doubtful |= static_cast<uint32_t>(differs(word.bits[i])) << i;
   w.set(code, word.value, word.known || (word.in_doubt && !doubtful));
-  if (!doubtful || code == NULL_REGISTER || code >= 128) return;
-  w.doubts.put(code, word.bits);
+  if (code == NULL_REGISTER || code >= 128) return;
+  if (doubtful) w.doubts.put(code, word.bits);
   if (code == EXEC) w.unsure |= doubtful;
   if (code == EXEC + 1 && w.lanes == 64) w.unsure |= uint64_t{doubtful} << 32;
+  if (code >= EXEC && !w.unsure) w.entered.clear();
 }
 
 void set_compared(Wave& w, unsigned code, uint64_t holds, uint64_t active, uint64_t known) {

@@ -22,7 +22,7 @@ void read_first(Wave& w, const Op& op) {
   uint64_t exec = w.exec();
   unsigned lane = exec ? __builtin_ctzll(exec) : 0;
   bool known = op.src[0] < VGPR ? known_in(w, op.src[0], lane) : known_to_others(w, op.src[0]) >> lane & 1;
-  if (w.unsure & ((2ull << lane) - 1)) known = false;  // the first lane may be another one
+  if (w.unsure && (!exec || w.unsure & ((2ull << lane) - 1))) known = false;  // the first lane may be another one
   w.set(op.dst, in_lane(w, op, op.src[0], lane), known);
 }
 

@@ -23,6 +23,7 @@ void begin_wave(Wave& w, const Launch& launch, uint32_t number) {
   w.raced_loads.clear();
   w.doubts.clear();
   w.unsure = 0;
+  w.entered.clear();
   w.indexed = false;
   w.scc = false;
   memset(w.sgpr, 0, sizeof w.sgpr);

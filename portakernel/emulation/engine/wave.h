@@ -49,6 +49,7 @@ struct Wave {
   std::vector<uint32_t> raced_loads;  // their instructions, told of or not
   Doubts doubts;           // scalar registers that depend on what they gave, bit by bit
   uint64_t unsure = 0;     // lanes that EXEC has, or lacks, because of it
+  std::vector<uint32_t> entered;  // branches where it went with none but such lanes
   std::vector<Register> vgpr;       // 0 to 255, then the accumulation registers
   std::vector<uint64_t> vgpr_known; // a bit for each lane
   Waits waits;
