@@ -213,7 +213,9 @@ Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane) {
   return value;
 }
 
-uint64_t data_known(Wave& wave, unsigned code, const Width& width) { return lanes_known(wave, code, words(width)); }
+uint64_t data_known(Wave& wave, unsigned code, const Width& width) {
+  return lanes_known(wave, code, words(width), width.bytes >= 4 ? BOTH_HALVES : width.high_half ? HIGH_HALF : LOW_HALF);
+}
 
 void need_sure(Wave& wave, uint64_t lanes) {
   if (!(lanes & wave.unsure)) return;

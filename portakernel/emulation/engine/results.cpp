@@ -30,9 +30,9 @@ void finish_other(Wave& wave, const Op& op, Type type, Lanes& out, int n) {
   }
 }
 
-void mark_written(Wave& wave, unsigned code, uint64_t lanes, uint64_t known) {
+void mark_written(Wave& wave, unsigned code, uint64_t lanes, uint64_t known, unsigned halves = BOTH_HALVES) {
   // loads into it are in order with others of their counter: issue() looks at the rest
-  if (wave.waits.outstanding && !wave.launch->ops[wave.pc].counters) need_waited(wave, code, 1);
+  if (wave.waits.outstanding && !wave.launch->ops[wave.pc].counters) need_waited(wave, code, 1, halves);
   uint64_t& mark = wave.vector_known(code);
   mark = (mark & ~lanes) | (known & lanes);
   if (lanes & ~known & wave.exec()) wave.origin(code) = wave.inherited_origin();
@@ -49,7 +49,7 @@ void write_half(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
     uint32_t value = alu.out.u32[l] & 0xffff, old = to.lane[l];
     to.lane[l] = half.high ? (old & 0xffff) | value << 16 : (zero_high ? 0 : old & 0xffff0000) | value;
   }
-  mark_written(wave, half.code, alu.active, alu.known);
+  mark_written(wave, half.code, alu.active, alu.known, half.high ? HIGH_HALF : LOW_HALF);
 }
 
 void write_sdwa(Wave& wave, const Op& op, Alu& alu) {

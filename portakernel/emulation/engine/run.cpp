@@ -184,7 +184,7 @@ void work(Worker& worker, std::atomic<uint64_t>& next, uint64_t count, std::atom
     w.group = &group;
     w.vgpr.resize(launch.major == 9 ? 512 : 256);
     w.vgpr_known.resize(w.vgpr.size());
-    w.waits.coming.resize(w.vgpr.size());
+    w.waits.coming.resize(2 * w.vgpr.size());
     w.origins.resize(SCALARS + w.vgpr.size());
     w.scratch_bytes = launch.private_bytes;
     w.scratch = group.scratch.data() + static_cast<size_t>(i) * launch.private_bytes * launch.wave_size;

@@ -122,10 +122,10 @@ uint64_t Wave::scalar64(const Op& op, unsigned code) const {
   return code < 128 ? sgpr[code] : constant64(*this, op, code, Type::b64);
 }
 
-uint64_t lanes_known(Wave& wave, unsigned code, unsigned words) {
+uint64_t lanes_known(Wave& wave, unsigned code, unsigned words, unsigned halves) {
   uint64_t known = wave.all;
   if (code >= VGPR) {
-    if (wave.waits.outstanding) need_waited(wave, code, words);
+    if (wave.waits.outstanding) need_waited(wave, code, words, halves);
     for (unsigned w = 0; w < words; ++w) known &= wave.vector_known(code + w);
     if (known != wave.all && wave.exec() & ~known) blame(wave, code, words);
   } else if (code < 128 && code != NULL_REGISTER)
@@ -172,7 +172,7 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
   uint64_t known;
   if (is_half(type) && op.permute != Permute::sdwa) {
     RegisterHalf half = register_half(wave, op, code, source);
-    known = lanes_known(wave, half.code, 1);
+    known = lanes_known(wave, half.code, 1, half.high ? HIGH_HALF : LOW_HALF);
     fetch_raw(wave, op, half.code, type, to);
     unsigned shift = half.high ? 16 : 0;
     if (half.code >= VGPR || half.code < 128 || half.high)
