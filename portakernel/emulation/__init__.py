@@ -14,13 +14,15 @@ The engine, one file per family of instructions, each of which registers handler
 
 ================================  ==============================================================================
 ``abi.h``                         what Python and the engine hand each other (mirrored in ``abi``)
-``wave.h``, ``run.cpp``           state of waves and workgroups; scheduling, counters, findings
+``wave.h``, ``run.cpp``           state of waves and workgroups; scheduling, counters
+``findings.cpp``                  what a wave reports
+``doubts.h``, ``doubts.cpp``      lane masks, EXEC too, that depend on what a conflicting load gave
 ``operands.h``                    operands of vector instructions, as arrays of lanes
 ``sources.cpp``, ``results.cpp``  their fetch: constants, neg, abs, op_sel, DPP, SDWA; their write: clamp, omod, MODE
 ``waits.h``, ``waits.cpp``        what loads bring, and whether it was waited for before it is used
 ``group_touches.h``               which workgroups touched memory: what one writes, no other may touch
 ``registry.h``, ``.cpp``          the table of handlers; a new file is named there once
-``scalar*.cpp``, ``control.cpp``  scalar ALU (float16: ``scalar_half.cpp``); branches, calls, barriers, MODE
+``scalar*.cpp``, ``control.cpp``  scalar ALU (lane masks: ``scalar_mask.cpp``); branches, calls, barriers, MODE
 ``vector_*.cpp``                  vector ALU: lists of ``VectorOp`` (name, types, a function of lanes)
 ``lanes.cpp``                     between lanes: readlane, permlane, swizzle, ds_permute
 ``memory*.cpp``, ``lds*.cpp``     checked memory: regions, LDS, private; loads, stores, atomics

@@ -73,7 +73,8 @@ def spelled(arch, line):
 @functools.cache
 def pieces(arch):
     """The code object with all pieces, and their kernels' names."""
-    sources = {what: lines for what, (lines, *_) in (EARLY | SOUND).items()} | {"idle lanes": idle_lanes(arch)}
+    known = EARLY | SOUND | (HALVES if arch.startswith("gfx1") else {})
+    sources = {what: lines for what, (lines, *_) in known.items()} | {"idle lanes": idle_lanes(arch)}
     text, names = "#include <hip/hip_runtime.h>\n", {}
     for number, (what, lines) in enumerate(sources.items()):
         names[what] = f"piece_{number}"
@@ -174,6 +175,27 @@ def test_a_wait_for_enough_is_enough(arch, what):
     ran, out = run(arch, what)
     assert ran.clean, ran.findings
     assert out[:32].tolist() == ([1] * 32 if ahead is None else [lane + ahead for lane in range(32)])
+
+
+# Loads of 16 bits fill the halves of a register: with the load that its use comes too early for, if for any.
+TWO_HALVES = ["global_load_d16_b16 %0, %3, off", "global_load_d16_hi_b16 %0, %3, off offset:4"]
+HALVES = {
+    "the half that is there": ([*TWO_HALVES, "LOADS 1", "ds_store_b16 %4, %0", "LOADS 0"], None),
+    "the half that is not": ([*TWO_HALVES, "LOADS 1", "ds_store_b16_d16_hi %4, %0", "LOADS 0"], "d16_hi_b16"),
+    "either half": ([*TWO_HALVES, "ds_store_b16 %4, %0", "LOADS 0"], "d16_b16"),
+    "both halves": ([*TWO_HALVES, "LOADS 1", move(A), "LOADS 0"], "d16_hi_b16"),
+    "a half of a whole load": (["global_load_b32 %0, %3, off", "ds_store_b16_d16_hi %4, %0", "LOADS 0"], "b32"),
+}
+
+
+@needs_hip
+@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch.startswith("gfx1")])
+@pytest.mark.parametrize("what", HALVES)
+def test_half_of_a_register_waits_for_its_own_load_on_rdna(arch, what):
+    _, load = HALVES[what]
+    ran, _ = run(arch, what)
+    unwaited = [one.other_text.split()[0] for one in ran.findings if one.kind is Kind.UNWAITED]
+    assert unwaited == ([] if load is None else [f"global_load_{load}"])
 
 
 @needs_hip

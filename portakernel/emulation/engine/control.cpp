@@ -25,6 +25,23 @@ void branch(Wave& w, const Op& op, bool taken, bool known) {
   if (taken) jump(w, after(w, op) + static_cast<int64_t>(op.imm) * 4);
 }
 
+// Taken where EXEC has no lane, or where it has one. By such branches a wave passes by what none of its lanes executes.
+// Where some might have, it goes there without a lane, which does nothing, but says what they would have written.
+void branch_on_exec(Wave& w, const Op& op, bool if_none) {
+  bool none = w.exec() == 0, taken = none == if_none;
+  if (!w.unsure || !none) return branch(w, op, taken, w.unsure || w.known(EXEC));
+  uint32_t next = w.next;
+  branch(w, op, true, true);
+  uint32_t target = w.next, there = if_none ? next : target, past = if_none ? target : next;
+  if (w.stops()) return;
+  bool again = std::find(w.entered.begin(), w.entered.end(), w.pc) != w.entered.end();
+  w.next = there;
+  if (there > w.pc && !again) return w.entered.push_back(w.pc);
+  w.next = past;  // once more round a loop
+  w.blamed = EXEC;
+  if (!pass_by(w, there, past)) w.worker->report_unwritten(w, __builtin_ctzll(w.unsure));
+}
+
 bool scc_known(Wave& w) {
   if (!w.scc_known) w.blamed = SCC_ORIGIN;
   return w.scc_known;
@@ -72,10 +89,21 @@ void index_on(Wave& w, const Op& op) {
   w.indexed = true;
 }
 
-void barrier(Wave& w, const Op&) { w.state = State::at_barrier; }
+// A wave that may have no lane there, because of what a load gave, may not come there.
+void need_a_lane(Wave& w) {
+  if (!w.unsure || w.exec() & ~w.unsure) return;
+  w.blamed = EXEC;
+  w.worker->report_unwritten(w, __builtin_ctzll(w.unsure));
+}
+
+void barrier(Wave& w, const Op&) {
+  need_a_lane(w);
+  w.state = State::at_barrier;
+}
 
 void signal(Wave& w, const Op& op) {
   if (op.src[0] < 128 || static_cast<int32_t>(w.scalar(op, op.src[0])) != -1) return refuse(w);
+  need_a_lane(w);
   w.signalled += 1;
 }
 
@@ -109,8 +137,8 @@ void register_control() {
   add("s_cbranch_scc1", Family::control, [](Wave& w, const Op& op) { branch(w, op, w.scc, scc_known(w)); });
   add("s_cbranch_vccz", Family::control, [](Wave& w, const Op& op) { branch(w, op, w.mask(VCC) == 0, w.scalar_known(VCC, w.lanes == 64)); });
   add("s_cbranch_vccnz", Family::control, [](Wave& w, const Op& op) { branch(w, op, w.mask(VCC) != 0, w.scalar_known(VCC, w.lanes == 64)); });
-  add("s_cbranch_execz", Family::control, [](Wave& w, const Op& op) { branch(w, op, w.exec() == 0, w.known(EXEC)); });
-  add("s_cbranch_execnz", Family::control, [](Wave& w, const Op& op) { branch(w, op, w.exec() != 0, w.known(EXEC)); });
+  add("s_cbranch_execz", Family::control, [](Wave& w, const Op& op) { branch_on_exec(w, op, true); });
+  add("s_cbranch_execnz", Family::control, [](Wave& w, const Op& op) { branch_on_exec(w, op, false); });
   add("s_getpc_b64", Family::control, [](Wave& w, const Op& op) { w.set_pair(op.dst, after(w, op)); });
   add("s_setpc_b64", Family::control, [](Wave& w, const Op& op) { jump(w, w.scalar64(op, op.src[0])); });
   add("s_swappc_b64", Family::control, [](Wave& w, const Op& op) {

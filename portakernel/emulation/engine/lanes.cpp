@@ -10,11 +10,20 @@ uint32_t in_lane(Wave& w, const Op& op, unsigned code, unsigned lane) {
   return code >= VGPR ? w.vector(code).lane[lane] : w.scalar(op, code);
 }
 bool known_in(Wave& w, unsigned code, unsigned lane) { return lanes_known(w, code, 1) >> lane & 1; }
+// Where it is open which lanes take part, so is what others get of them.
+uint64_t known_to_others(Wave& w, unsigned code) {
+  uint64_t known = lanes_known(w, code, 1);
+  if (!w.unsure) return known;
+  w.blamed = EXEC;
+  return known & ~w.unsure;
+}
 
 void read_first(Wave& w, const Op& op) {
   uint64_t exec = w.exec();
   unsigned lane = exec ? __builtin_ctzll(exec) : 0;
-  w.set(op.dst, in_lane(w, op, op.src[0], lane), known_in(w, op.src[0], lane));
+  bool known = op.src[0] < VGPR ? known_in(w, op.src[0], lane) : known_to_others(w, op.src[0]) >> lane & 1;
+  if (w.unsure && (!exec || w.unsure & ((2ull << lane) - 1))) known = false;  // the first lane may be another one
+  w.set(op.dst, in_lane(w, op, op.src[0], lane), known);
 }
 
 void read_lane(Wave& w, const Op& op) {
@@ -32,7 +41,7 @@ void write_lane(Wave& w, const Op& op) {
 // Each lane reads one of the same row, or with `other` of the row beside it; op_sel bit 0 reads inactive lanes too,
 // bit 1 gives 0 for what is not there.
 void permlane16(Wave& w, const Op& op, bool other, bool by_lane) {
-  uint64_t exec = w.exec(), known_from = lanes_known(w, op.src[0], 1), known = 0, written = exec;
+  uint64_t exec = w.exec(), known_from = known_to_others(w, op.src[0]), known = 0, written = exec;
   Register from = w.vector(op.src[0]);
   uint32_t out[MOST_LANES] = {};
   uint64_t select = by_lane ? 0 : w.scalar(op, op.src[1]) | uint64_t{w.scalar(op, op.src[2])} << 32;
@@ -44,7 +53,7 @@ void permlane16(Wave& w, const Op& op, bool other, bool by_lane) {
       out[l] = from.lane[at];
       known |= (known_from >> at & 1) << l;
     } else if (bound) {
-      known |= 1ull << l;
+      known |= uint64_t{!(w.unsure >> at & 1)} << l;
     } else {
       written &= ~(1ull << l);
     }
@@ -66,7 +75,7 @@ void swap_lanes(Wave& w, const Op& op, unsigned distance) {
 }
 
 void permute_backward(Wave& w, const Op& op, bool fetch_inactive) {
-  uint64_t exec = w.exec(), known_from = lanes_known(w, op.src[1], 1), known = 0;
+  uint64_t exec = w.exec(), known_from = known_to_others(w, op.src[1]), known = 0;
   need_known(w, lanes_known(w, op.src[0], 1), exec);
   Register from = w.vector(op.src[1]), address = w.vector(op.src[0]);
   uint32_t out[MOST_LANES] = {};
@@ -74,13 +83,13 @@ void permute_backward(Wave& w, const Op& op, bool fetch_inactive) {
     unsigned at = ((address.lane[l] + static_cast<uint32_t>(op.imm)) / 4) & (w.lanes - 1);
     bool there = exec >> at & 1 || fetch_inactive;
     out[l] = there ? from.lane[at] : 0;
-    if (!there || known_from >> at & 1) known |= 1ull << l;
+    if ((!there && !(w.unsure >> at & 1)) || known_from >> at & 1) known |= 1ull << l;
   });
   write_lanes(w, op.dst, out, exec, known);
 }
 
 void permute_forward(Wave& w, const Op& op) {
-  uint64_t exec = w.exec(), known_from = lanes_known(w, op.src[1], 1), known = w.all;
+  uint64_t exec = w.exec(), known_from = known_to_others(w, op.src[1]), known = w.unsure ? 0 : w.all;
   Register from = w.vector(op.src[1]), address = w.vector(op.src[0]);
   uint32_t out[MOST_LANES] = {};
   each_lane(exec, [&](unsigned l) {  // of several that send to one lane the last wins
@@ -103,7 +112,7 @@ unsigned reverse5(unsigned v) { return (v & 1) << 4 | (v & 2) << 2 | (v & 4) | (
 
 void swizzle(Wave& w, const Op& op) {
   unsigned pattern = static_cast<unsigned>(op.imm) & 0xffff;
-  uint64_t exec = w.exec(), known_from = lanes_known(w, op.src[0], 1), known = 0;
+  uint64_t exec = w.exec(), known_from = known_to_others(w, op.src[0]), known = 0;
   Register from = w.vector(op.src[0]);
   uint32_t out[MOST_LANES] = {};
   each_lane(exec, [&](unsigned l) {
@@ -117,7 +126,7 @@ void swizzle(Wave& w, const Op& op) {
     at = (at & 31) | (l & 32);
     bool there = exec >> at & 1;
     out[l] = there ? from.lane[at] : 0;
-    if (!there || known_from >> at & 1) known |= 1ull << l;
+    if ((!there && !(w.unsure >> at & 1)) || known_from >> at & 1) known |= 1ull << l;
   });
   write_lanes(w, op.dst, out, exec, known);
 }

@@ -44,6 +44,7 @@ void store(Wave& w, const Op& op) {
   const Width& width = STORES[w.param];
   uint64_t exec = w.exec(), offsets[MOST_LANES];
   need_known(w, lanes_known(w, op.src[0], 1) & data_known(w, op.src[1], width), exec);
+  need_sure(w, w.may_execute());
   each_lane(exec, [&](unsigned l) {
     offsets[l] = begin_of(w, op, l) + static_cast<uint32_t>(op.imm);
     Stored value = stored(w, op.src[1], width, l);
@@ -71,7 +72,7 @@ void load2(Wave& w, const Op& op) {
         w.vector(op.dst + half * bytes / 4 + i).lane[l] = value;
       }
     });
-    for (unsigned i = 0; i < bytes / 4; ++i) w.vector_known(op.dst + half * bytes / 4 + i) |= exec;
+    for (unsigned i = 0; i < bytes / 4; ++i) mark_given(w, op.dst + half * bytes / 4 + i, exec);
     count_conflicts(w, offsets, exec, bytes);
   }
 }
@@ -79,6 +80,7 @@ void load2(Wave& w, const Op& op) {
 void store2(Wave& w, const Op& op) {
   unsigned bytes = w.param & 0xff, step = bytes * (w.param & 0x100 ? 64 : 1);
   uint64_t exec = w.exec();
+  need_sure(w, w.may_execute());
   need_known(w, lanes_known(w, op.src[0], 1), exec);
   for (unsigned half = 0; half < 2; ++half) {
     uint64_t offsets[MOST_LANES];

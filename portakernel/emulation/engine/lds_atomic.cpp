@@ -17,6 +17,7 @@ void atomic(Wave& w, const Op& op) {
   unsigned registers = what.bytes / 4;
   uint64_t exec = w.exec();
   need_known(w, lanes_known(w, op.src[0], 1) & lanes_known(w, op.src[1], registers), exec);
+  need_sure(w, w.may_execute());
   each_lane(exec, [&](unsigned l) {
     uint64_t data = data_of(w, op.src[1], l, what.bytes), compare = 0;
     if (is_compare(what)) {
@@ -33,7 +34,7 @@ void atomic(Wave& w, const Op& op) {
     if (what.bytes == 8) w.vector(op.dst + 1).lane[l] = static_cast<uint32_t>(old >> 32);
   });
   if (returns)
-    for (unsigned i = 0; i < registers; ++i) w.vector_known(op.dst + i) |= exec;
+    for (unsigned i = 0; i < registers; ++i) mark_given(w, op.dst + i, exec);
 }
 
 void both(const std::string& before, const std::string& after, int param) {

@@ -30,8 +30,8 @@ void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane)
 }
 
 void need_known(Wave& wave, uint64_t known, uint64_t lanes) {
-  // which lanes take part may come from a conflicting load too
-  if (!wave.races.empty() && !wave.scalar_known(EXEC, wave.lanes == 64)) known = 0;
+  // which lanes take part may come from a conflicting load, in a way that says nothing of each
+  if (!wave.raced_loads.empty() && !wave.unsure && !wave.scalar_known(EXEC, wave.lanes == 64)) known = 0;
   if (uint64_t missing = lanes & ~known)
     wave.worker->report_unwritten(wave, __builtin_ctzll(missing));
 }
@@ -49,6 +49,8 @@ void check_memory_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool wr
   auto tell = [&](uint32_t other_wave, uint32_t other_record) {
     if (writes) return wave.worker->report(wave, Kind::conflict, lane, address, bytes, 1, region, other_wave, other_record);
     wave.raced |= 1ull << lane;
+    if (std::find(wave.raced_loads.begin(), wave.raced_loads.end(), wave.pc) == wave.raced_loads.end())
+      wave.raced_loads.push_back(wave.pc);
     note(wave.races, finding_of(wave, Kind::conflict, lane, address, bytes, 0, region, other_wave, other_record));
   };
   for (uint64_t dword = address / 4; dword <= (address + bytes - 1) / 4; ++dword) {
@@ -211,12 +213,28 @@ Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane) {
   return value;
 }
 
-uint64_t data_known(Wave& wave, unsigned code, const Width& width) { return lanes_known(wave, code, words(width)); }
+uint64_t data_known(Wave& wave, unsigned code, const Width& width) {
+  return lanes_known(wave, code, words(width), width.bytes >= 4 ? BOTH_HALVES : width.high_half ? HIGH_HALF : LOW_HALF);
+}
+
+void need_sure(Wave& wave, uint64_t lanes) {
+  if (!(lanes & wave.unsure)) return;
+  wave.blamed = EXEC;
+  wave.worker->report_unwritten(wave, __builtin_ctzll(lanes & wave.unsure));
+}
+
+void mark_given(Wave& wave, unsigned code, uint64_t lanes) {
+  uint64_t& known = wave.vector_known(code);
+  known = (known | lanes) & ~wave.unsure;
+  if (wave.unsure) wave.origin(code) = wave.origin(EXEC);
+}
 
 void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes) {
   for (unsigned w = 0; w < words(width); ++w) {
     uint64_t& known = wave.vector_known(code + w);
-    known = (known | lanes) & ~wave.raced;
+    known = (known | lanes) & ~(wave.raced | wave.unsure);
+    if (wave.raced) wave.origin(code + w) = wave.pc;
+    else if (wave.unsure) wave.origin(code + w) = wave.origin(EXEC);
   }
   wave.raced = 0;
 }

@@ -19,6 +19,8 @@ uint8_t* flat_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsi
 void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane);
 // Says so where an address or a value that is stored was never written.
 void need_known(Wave& wave, uint64_t known, uint64_t lanes);
+// Of what is more than the writing of registers: says so where it depends on a conflicting load which of these lanes do it.
+void need_sure(Wave& wave, uint64_t lanes);
 
 // How a load fills a register from bytes, and a store takes them.
 struct Width {
@@ -40,6 +42,8 @@ inline unsigned words(const Width& width) { return (width.bytes + 3u) / 4; }
 uint64_t data_known(Wave& wave, unsigned code, const Width& width);
 // What a conflicting load gave may be old or new: it counts as written by nobody, and only its use is a fault.
 void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes);
+// Registers that these lanes get, or may get, of LDS and atomics.
+void mark_given(Wave& wave, unsigned code, uint64_t lanes);
 // Of a load whose value goes where nothing tells of each lane whether it is known: its conflicts are faults at once.
 void report_races(Wave& wave);
 

@@ -25,8 +25,9 @@ void one_lane(Wave& w, const Op& op, const AtomicOp& what, unsigned data_code, u
 void finish(Wave& w, const Op& op, const AtomicOp& what, unsigned data_code) {
   unsigned registers = what.bytes / 4;
   need_known(w, lanes_known(w, data_code, registers * (is_compare(what) ? 2 : 1)), w.exec());
+  need_sure(w, w.may_execute());
   if (op.flags & RETURNS)
-    for (unsigned i = 0; i < registers; ++i) w.vector_known(op.dst + i) |= w.exec();
+    for (unsigned i = 0; i < registers; ++i) mark_given(w, op.dst + i, w.exec());
 }
 
 void atomic(Wave& w, const Op& op) {

@@ -46,6 +46,7 @@ void load(Wave& w, const Op& op) {
   Place places[MOST_LANES];
   uint64_t exec = w.exec();
   if (op.flags & TO_LDS) {
+    need_sure(w, w.may_execute());
     uint64_t begin = (w.sgpr[M0] & 0x3ffff) + static_cast<uint32_t>(op.imm);
     unsigned step = width.bytes < 4 ? 4 : width.bytes;
     each_lane(exec, [&](unsigned l) {
@@ -96,8 +97,13 @@ void store(Wave& w, const Op& op) {
       }
     }
   });
+  each_lane(w.unsure & ~w.exec(), [&](unsigned l) {
+    written |= uint64_t{buffer_place(w, op, b, l, width.bytes).in_range} << l;
+  });
   uint64_t known = data_known(w, op.src[3], width);
-  if (!b.private_memory) need_known(w, known, written);
+  if (b.private_memory) return;
+  need_known(w, known, written & w.exec());
+  need_sure(w, written);
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ void store(Wave& w, const Op& op) {
   check_address(w, op, space);
   // a spilled register may hold nothing
   uint64_t known = data_known(w, op.src[2], width);
-  if (space != scratch_space) need_known(w, known, w.exec());
+  if (space != scratch_space) need_known(w, known, w.exec()), need_sure(w, w.may_execute());
   each_lane(w.exec(), [&](unsigned l) {
     Stored value = stored(w, op.src[2], width, l);
     if (uint8_t* to = place(w, address_of(w, op, l, space), width.bytes, true, l, space, value.bytes, op.cache))
@@ -60,6 +60,7 @@ void store(Wave& w, const Op& op) {
 void load_lds(Wave& w, const Op& op) {
   unsigned bytes = w.param & 0xff;
   check_address(w, op, global_space);
+  need_sure(w, w.may_execute());
   uint64_t begin = (w.sgpr[M0] & 0x3ffff) + static_cast<int64_t>(op.imm);
   unsigned step = bytes < 4 ? 4 : bytes;
   each_lane(w.exec(), [&](unsigned l) {

@@ -74,7 +74,7 @@ RegisterHalf register_half(const Wave& wave, const Op& op, unsigned code, unsign
 uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu);
 // A source's raw bits without modifiers: `words` registers of each lane into `to`, by word.
 void fetch_raw(Wave& wave, const Op& op, unsigned code, Type type, Lanes& to);
-uint64_t lanes_known(Wave& wave, unsigned code, unsigned words);
+uint64_t lanes_known(Wave& wave, unsigned code, unsigned words, unsigned halves = BOTH_HALVES);
 void write_lanes(Wave& wave, unsigned code, const uint32_t* values, uint64_t lanes, uint64_t known);
 // The lane that DPP reads for `lane`, or -1 where it has none.
 int dpp_source(const Op& op, int lane, int lanes);

@@ -19,6 +19,7 @@ const Table& table() {
     filling = &t;
     add("unknown", Family::unknown, [](Wave& wave, const Op&) { refuse(wave, Kind::unknown); });
     register_scalar();
+    register_scalar_mask();
     register_scalar_float();
     register_scalar_half();
     register_control();

@@ -31,6 +31,7 @@ int find(const char* name);
 
 // The files.
 void register_scalar();
+void register_scalar_mask();
 void register_scalar_float();
 void register_scalar_half();
 void register_control();

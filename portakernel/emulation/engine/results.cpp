@@ -30,12 +30,14 @@ void finish_other(Wave& wave, const Op& op, Type type, Lanes& out, int n) {
   }
 }
 
-void mark_written(Wave& wave, unsigned code, uint64_t lanes, uint64_t known) {
+void mark_written(Wave& wave, unsigned code, uint64_t lanes, uint64_t known, unsigned halves = BOTH_HALVES) {
   // loads into it are in order with others of their counter: issue() looks at the rest
-  if (wave.waits.outstanding && !wave.launch->ops[wave.pc].counters) need_waited(wave, code, 1);
+  if (wave.waits.outstanding && !wave.launch->ops[wave.pc].counters) need_waited(wave, code, 1, halves);
   uint64_t& mark = wave.vector_known(code);
   mark = (mark & ~lanes) | (known & lanes);
   if (lanes & ~known & wave.exec()) wave.origin(code) = wave.inherited_origin();
+  else if (wave.unsure) wave.origin(code) = wave.origin(EXEC);
+  mark &= ~wave.unsure;
 }
 
 void write_half(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
@@ -47,7 +49,7 @@ void write_half(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
     uint32_t value = alu.out.u32[l] & 0xffff, old = to.lane[l];
     to.lane[l] = half.high ? (old & 0xffff) | value << 16 : (zero_high ? 0 : old & 0xffff0000) | value;
   }
-  mark_written(wave, half.code, alu.active, alu.known);
+  mark_written(wave, half.code, alu.active, alu.known, half.high ? HIGH_HALF : LOW_HALF);
 }
 
 void write_sdwa(Wave& wave, const Op& op, Alu& alu) {
@@ -89,16 +91,22 @@ void compute(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
   if (rounding) std::fesetround(FE_TONEAREST);
 }
 
+// What is not written of a lane mask is zero.
+void write_mask(Wave& wave, unsigned code, const Alu& alu) {
+  bool known = !(alu.active & ~alu.mask_known);
+  if (wave.unsure || (!known && !wave.raced_loads.empty() && comes_from_a_race(wave)))
+    set_compared(wave, code, alu.out_mask, alu.active, alu.mask_known);
+  else
+    wave.set_mask(code, alu.out_mask & alu.active, known);
+}
+
 void write(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
   if (vector.flags & (WRITES_MASK | WRITES_EXEC)) {
-    uint64_t result = alu.out_mask & alu.active;
-    bool known = !(alu.active & ~alu.mask_known);
-    // what is not written of a lane mask is zero
     if (vector.flags & WRITES_EXEC) {
-      if (!wave.rdna()) wave.set_mask(op.dst, result, known);
-      wave.set_mask(EXEC, result, known);
+      if (!wave.rdna()) write_mask(wave, op.dst, alu);
+      write_mask(wave, EXEC, alu);
     } else {
-      wave.set_mask(vector.dst == Type::mask ? op.dst : op.sdst, result, known);
+      write_mask(wave, vector.dst == Type::mask ? op.dst : op.sdst, alu);
     }
   }
   if (vector.flags & OWN_WRITE) return;

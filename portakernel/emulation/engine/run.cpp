@@ -7,42 +7,6 @@
 
 namespace emu {
 
-void Worker::report(Wave& wave, Kind kind, unsigned lane, uint64_t address, uint32_t bytes, int64_t distance,
-                    uint32_t region, uint32_t other_wave, uint32_t other_record, uint32_t other_group) {
-  if (kind == Kind::uninitialised_register && !wave.races.empty()) {
-    other_wave = wave.races.back().other_wave, other_record = wave.races.back().record;
-    report_races(wave);
-  }
-  note(findings, finding_of(wave, kind, lane, address, bytes, distance, region, other_wave, other_record, other_group));
-}
-
-void Worker::report_races(Wave& wave) {
-  for (const Finding& one : wave.races) note(findings, one);
-  wave.races.clear();
-}
-
-Finding finding_of(const Wave& wave, Kind kind, unsigned lane, uint64_t address, uint32_t bytes, int64_t distance,
-                   uint32_t region, uint32_t other_wave, uint32_t other_record, uint32_t other_group) {
-  const Workgroup& group = *wave.group;
-  const uint32_t* grid = wave.launch->grid;
-  return {static_cast<uint32_t>(kind), wave.pc, wave.number, lane, {group.id[0], group.id[1], group.id[2]},
-          bytes, address, distance, region, other_wave, other_record, 1,
-          {other_group % grid[0], other_group / grid[0] % grid[1], other_group / grid[0] / grid[1]}, 0};
-}
-
-void note(std::vector<Finding>& findings, const Finding& one) {
-  for (Finding& known : findings)
-    if (known.kind == one.kind && known.record == one.record) {
-      known.count += one.count;
-      return;
-    }
-  findings.push_back(one);
-}
-
-void Worker::report_unwritten(Wave& wave, unsigned lane) {
-  report(wave, Kind::uninitialised_register, lane, 0, 0, 0, 0xffffffff, NO_WAVE, wave.blamed_origin());
-}
-
 namespace {
 
 void begin_wave(Wave& w, const Launch& launch, uint32_t number) {
@@ -56,6 +20,10 @@ void begin_wave(Wave& w, const Launch& launch, uint32_t number) {
   w.signalled = 0;
   w.raced = 0;
   w.races.clear();
+  w.raced_loads.clear();
+  w.doubts.clear();
+  w.unsure = 0;
+  w.entered.clear();
   w.indexed = false;
   w.scc = false;
   memset(w.sgpr, 0, sizeof w.sgpr);
@@ -216,7 +184,7 @@ void work(Worker& worker, std::atomic<uint64_t>& next, uint64_t count, std::atom
     w.group = &group;
     w.vgpr.resize(launch.major == 9 ? 512 : 256);
     w.vgpr_known.resize(w.vgpr.size());
-    w.waits.coming.resize(w.vgpr.size());
+    w.waits.coming.resize(2 * w.vgpr.size());
     w.origins.resize(SCALARS + w.vgpr.size());
     w.scratch_bytes = launch.private_bytes;
     w.scratch = group.scratch.data() + static_cast<size_t>(i) * launch.private_bytes * launch.wave_size;

@@ -29,11 +29,21 @@ struct S {
     w.set(op.dst, static_cast<uint32_t>(value), low);
     if (op.dst != NULL_REGISTER) w.set(op.dst + 1, static_cast<uint32_t>(value >> 32), high);
   }
-  void move_words(int n, bool is_known = true) const {
-    set_words(uu(n), is_known && word_known(n, 0), is_known && word_known(n, 1));
+  // A source as it is, with what is known of its bits.
+  MaskWord whole(int n, uint32_t value, int at = 0) const {
+    unsigned code = op.src[n];
+    return mask_word(w, code < 127 && code != NULL_REGISTER ? code + at : code, value, word_known(n, at));
   }
-  // Where a loop merges a lane mask that only some paths set, what lanes outside of EXEC had is kept, and used by none.
-  bool keeps_idle_lanes() const { return op.src[1] == EXEC && w.known(EXEC); }
+  void move_word(int n, bool is_known = true) const {
+    if (is_known) set_word(w, op.dst, whole(n, u(n)));
+    else w.set(op.dst, u(n), false);
+  }
+  void move_words(int n, bool is_known = true) const {
+    if (!is_known) return set_words(uu(n), false, false);
+    MaskWord low = whole(n, word(n, 0), 0), high = whole(n, word(n, 1), 1);
+    set_word(w, op.dst, low);
+    if (op.dst != NULL_REGISTER) set_word(w, op.dst + 1, high);
+  }
   void scc(bool value, bool is_known) const { w.scc = value; w.scc_known = is_known;
     if (!is_known) w.origin(SCC_ORIGIN) = w.inherited_origin();
   }
@@ -53,50 +63,6 @@ int sign_bits(int64_t v, int bits) {
   return -1;
 }
 
-struct And { static uint32_t of(uint32_t a, uint32_t b) { return a & b; } };
-struct Or { static uint32_t of(uint32_t a, uint32_t b) { return a | b; } };
-struct Xor { static uint32_t of(uint32_t a, uint32_t b) { return a ^ b; } };
-struct Nand { static uint32_t of(uint32_t a, uint32_t b) { return ~(a & b); } };
-struct Nor { static uint32_t of(uint32_t a, uint32_t b) { return ~(a | b); } };
-struct Xnor { static uint32_t of(uint32_t a, uint32_t b) { return ~(a ^ b); } };
-struct AndNot { static uint32_t of(uint32_t a, uint32_t b) { return a & ~b; } };
-struct OrNot { static uint32_t of(uint32_t a, uint32_t b) { return a | ~b; } };
-
-// Bit by bit, so that each word has its own history; and where one source says all of the result whatever the other is,
-// the other may be undefined: compilers mask with it.
-template <class F>
-bool decided(uint32_t a, bool a_known, uint32_t b, bool b_known) {
-  return (a_known && b_known) || (b_known && F::of(0, b) == F::of(~0u, b)) || (a_known && F::of(a, 0) == F::of(a, ~0u));
-}
-
-template <class F, int WORDS>
-void bitwise(Wave& w, const Op& op) {
-  S s{w, op};
-  bool idle = std::is_same_v<F, AndNot> && s.keeps_idle_lanes(), all = true, one = false;
-  uint32_t result[WORDS];
-  bool known[WORDS];
-  for (int at = 0; at < WORDS; ++at) {
-    uint32_t a = WORDS == 1 ? s.u(0) : s.word(0, at), b = WORDS == 1 ? s.u(1) : s.word(1, at);
-    result[at] = F::of(a, b);
-    known[at] = idle || decided<F>(a, s.word_known(0, at), b, s.word_known(1, at));
-    all &= known[at], one |= known[at] && result[at];
-  }
-  uint32_t any = 0;
-  for (int at = 0; at < WORDS; ++at) {
-    if (!at || op.dst != NULL_REGISTER) w.set(op.dst + at, result[at], known[at]);
-    any |= result[at];
-  }
-  s.scc(any != 0, all || one);
-}
-
-template <class F>
-void add_bitwise(std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    add(std::string("s_") + name + "_b32", Family::scalar, bitwise<F, 1>);
-    add(std::string("s_") + name + "_b64", Family::scalar, bitwise<F, 2>);
-  }
-}
-
 #define OP32(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(); uint32_t r; (void)s; expr; w.set(op.dst, r, k); })
 #define OP32_SCC(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(), c; uint32_t r; expr; w.set(op.dst, r, k); s.scc(c, k); })
 #define OP32_NZ(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = s.known(); uint32_t r; expr; w.set(op.dst, r, k); s.scc(r != 0, k); })
@@ -109,13 +75,9 @@ void add_bitwise(std::initializer_list<const char*> names) {
 #define SHIFT64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = w.scalar_known(op.src[0], true) && w.scalar_known(op.src[1]); uint64_t r; expr; w.set_pair(op.dst, r, k); s.scc(r != 0, k); })
 #define COMPARE(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.scc((expr), s.known()); })
 #define COMPARE64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.scc((expr), s.known(true)); })
-#define SAVE64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; uint64_t e = w.pair(EXEC), a = s.uu(0), r; bool k = s.known(true); expr; bool ek = w.scalar_known(EXEC, true); w.set_pair(op.dst, e, ek); w.set_pair(EXEC, r, k && ek); s.scc(r != 0, k && ek); })
-#define SAVE32(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; uint32_t e = w.sgpr[EXEC], a = s.u(0), r; bool k = s.known(); expr; bool ek = w.known(EXEC); w.set(op.dst, e, ek); w.set(EXEC, r, k && ek); s.scc(r != 0, k && ek); })
-#define WRITE64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; uint64_t e = w.pair(EXEC), a = s.uu(0), r; bool k = s.known(true); expr; w.set_pair(EXEC, r, k); w.set_pair(op.dst, r, k); s.scc(r != 0, k); })
-#define WRITE32(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; uint32_t e = w.sgpr[EXEC], a = s.u(0), r; bool k = s.known(); expr; w.set(EXEC, r, k); w.set(op.dst, r, k); s.scc(r != 0, k); })
 
 void moves() {
-  OP32("s_mov_b32", r = s.u(0));
+  add("s_mov_b32", Family::scalar, [](Wave& w, const Op& op) { S{w, op}.move_word(0); });
   add("s_mov_b64", Family::scalar, [](Wave& w, const Op& op) { S{w, op}.move_words(0); });
   add("s_cmov_b32", Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; if (w.scc) w.set(op.dst, s.u(0), s.known() && w.scc_known); });
   add("s_cmov_b64", Family::scalar, [](Wave& w, const Op& op) { if (w.scc) S{w, op}.move_words(0, w.scc_known); });
@@ -154,33 +116,6 @@ void moves() {
   OP64_NZ("s_wqm_b64", r = 0; for (int i = 0; i < 64; i += 4) if (s.uu(0) >> i & 15) r |= 15ull << i);
 }
 
-void masks() {
-  SAVE64("s_and_saveexec_b64", r = a & e);
-  SAVE64("s_or_saveexec_b64", r = a | e);
-  SAVE64("s_xor_saveexec_b64", r = a ^ e);
-  SAVE64("s_nand_saveexec_b64", r = ~(a & e));
-  SAVE64("s_nor_saveexec_b64", r = ~(a | e));
-  SAVE64("s_xnor_saveexec_b64", r = ~(a ^ e));
-  for (const char* name : {"s_andn2_saveexec_b64", "s_and_not1_saveexec_b64"}) SAVE64(name, r = a & ~e);
-  for (const char* name : {"s_orn2_saveexec_b64", "s_or_not1_saveexec_b64"}) SAVE64(name, r = a | ~e);
-  for (const char* name : {"s_andn1_saveexec_b64", "s_and_not0_saveexec_b64"}) SAVE64(name, r = ~a & e);
-  for (const char* name : {"s_orn1_saveexec_b64", "s_or_not0_saveexec_b64"}) SAVE64(name, r = ~a | e);
-  for (const char* name : {"s_andn1_wrexec_b64", "s_and_not0_wrexec_b64"}) WRITE64(name, r = ~a & e);
-  for (const char* name : {"s_andn2_wrexec_b64", "s_and_not1_wrexec_b64"}) WRITE64(name, r = a & ~e);
-  SAVE32("s_and_saveexec_b32", r = a & e);
-  SAVE32("s_or_saveexec_b32", r = a | e);
-  SAVE32("s_xor_saveexec_b32", r = a ^ e);
-  SAVE32("s_nand_saveexec_b32", r = ~(a & e));
-  SAVE32("s_nor_saveexec_b32", r = ~(a | e));
-  SAVE32("s_xnor_saveexec_b32", r = ~(a ^ e));
-  SAVE32("s_and_not1_saveexec_b32", r = a & ~e);
-  SAVE32("s_or_not1_saveexec_b32", r = a | ~e);
-  SAVE32("s_and_not0_saveexec_b32", r = ~a & e);
-  SAVE32("s_or_not0_saveexec_b32", r = ~a | e);
-  WRITE32("s_and_not0_wrexec_b32", r = ~a & e);
-  WRITE32("s_and_not1_wrexec_b32", r = a & ~e);
-}
-
 void arithmetic() {
   for (const char* name : {"s_add_u32", "s_add_co_u32"}) OP32_SCC(name, r = s.u(0) + s.u(1); c = r < s.u(0));
   for (const char* name : {"s_sub_u32", "s_sub_co_u32"}) OP32_SCC(name, r = s.u(0) - s.u(1); c = s.u(0) < s.u(1));
@@ -205,9 +140,6 @@ void arithmetic() {
   OP32_SCC("s_max_i32", c = s.i(0) >= s.i(1); r = c ? s.u(0) : s.u(1));
   OP32_SCC("s_max_u32", c = s.u(0) >= s.u(1); r = c ? s.u(0) : s.u(1));
   OP32_NZ("s_absdiff_i32", int32_t d = s.u(0) - s.u(1); r = d < 0 ? -static_cast<uint32_t>(d) : d);
-  add_bitwise<And>({"and"}), add_bitwise<Or>({"or"}), add_bitwise<Xor>({"xor"});
-  add_bitwise<Nand>({"nand"}), add_bitwise<Nor>({"nor"}), add_bitwise<Xnor>({"xnor"});
-  add_bitwise<AndNot>({"andn2", "and_not1"}), add_bitwise<OrNot>({"orn2", "or_not1"});
   OP32_NZ("s_lshl_b32", r = s.u(0) << (s.u(1) & 31));
   OP32_NZ("s_lshr_b32", r = s.u(0) >> (s.u(1) & 31));
   OP32_NZ("s_ashr_i32", r = s.i(0) >> (s.u(1) & 31));
@@ -234,7 +166,7 @@ void arithmetic() {
   OP32("s_pack_hh_b32_b16", r = s.u(0) >> 16 | (s.u(1) & 0xffff0000));
   OP32("s_pack_hl_b32_b16", r = s.u(0) >> 16 | s.u(1) << 16);
   // what is not selected may be unwritten
-  add("s_cselect_b32", Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; int i = !w.scc; w.set(op.dst, s.u(i), w.scc_known && w.scalar_known(op.src[i])); });
+  add("s_cselect_b32", Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.move_word(!w.scc, w.scc_known); });
   add("s_cselect_b64", Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.move_words(!w.scc, w.scc_known); });
 }
 
@@ -276,7 +208,6 @@ void constants() {
 
 void register_scalar() {
   moves();
-  masks();
   arithmetic();
   compares();
   constants();

@@ -122,10 +122,10 @@ uint64_t Wave::scalar64(const Op& op, unsigned code) const {
   return code < 128 ? sgpr[code] : constant64(*this, op, code, Type::b64);
 }
 
-uint64_t lanes_known(Wave& wave, unsigned code, unsigned words) {
+uint64_t lanes_known(Wave& wave, unsigned code, unsigned words, unsigned halves) {
   uint64_t known = wave.all;
   if (code >= VGPR) {
-    if (wave.waits.outstanding) need_waited(wave, code, words);
+    if (wave.waits.outstanding) need_waited(wave, code, words, halves);
     for (unsigned w = 0; w < words; ++w) known &= wave.vector_known(code + w);
     if (known != wave.all && wave.exec() & ~known) blame(wave, code, words);
   } else if (code < 128 && code != NULL_REGISTER)
@@ -166,12 +166,13 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
   Lanes& to = alu.in[source];
   if (type == Type::mask) {
     alu.mask[source] = code < 128 ? wave.mask(code) : constant64(wave, op, code, Type::b64);
-    return wave.scalar_known(code, n == 64) ? wave.all : 0;
+    if (wave.scalar_known(code, n == 64)) return wave.all;
+    return wave.doubts.any() && code < 128 ? sure_lanes(wave, code) : 0;
   }
   uint64_t known;
   if (is_half(type) && op.permute != Permute::sdwa) {
     RegisterHalf half = register_half(wave, op, code, source);
-    known = lanes_known(wave, half.code, 1);
+    known = lanes_known(wave, half.code, 1, half.high ? HIGH_HALF : LOW_HALF);
     fetch_raw(wave, op, half.code, type, to);
     unsigned shift = half.high ? 16 : 0;
     if (half.code >= VGPR || half.code < 128 || half.high)
@@ -190,7 +191,7 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
   }
   if (source == 0 && (op.permute == Permute::dpp16 || op.permute == Permute::dpp8)) {
     Lanes from = to;
-    uint64_t exec = wave.exec(), known_from = known;
+    uint64_t exec = wave.exec(), known_from = known & ~wave.unsure;
     known = 0;
     for (int l = 0; l < n; ++l) {
       int at = dpp_source(op, l, n);
@@ -201,7 +202,7 @@ uint64_t fetch(Wave& wave, const Op& op, Type type, int source, Alu& alu) {
       if (gone && op.permute == Permute::dpp16 && !(op.flags & BOUND_CTRL)) alu.active &= ~(1ull << l), alu.left |= 1ull << l;
       if (is_wide(type)) to.u64[l] = gone ? 0 : from.u64[at];
       else to.u32[l] = gone ? 0 : from.u32[at];
-      if (gone || known_from >> at & 1) known |= 1ull << l;
+      if (at < 0 || (inactive && !(wave.unsure >> at & 1)) || known_from >> at & 1) known |= 1ull << l;
     }
   }
   if (!is_packed(type) && type < Type::raw32) modify(wave, op, type, source, to, n);

@@ -1,4 +1,4 @@
-#include "registry.h"
+#include "memory.h"
 
 namespace emu {
 
@@ -32,6 +32,18 @@ void waitcnt(Wave& w, const Op& op) {
 uint32_t low6(const Op& op) { return static_cast<uint32_t>(op.imm) & 63; }
 uint32_t second6(const Op& op) { return static_cast<uint32_t>(op.imm) >> 8 & 63; }
 void nothing(Wave&, const Op&) {}
+
+Coming& coming(Waits& waits, unsigned code, bool high) {
+  return waits.coming[2 * std::min<size_t>(code - VGPR, waits.coming.size() / 2 - 1) + high];
+}
+
+unsigned loaded_halves(const Wave& w, const Op& op) {
+  Family family = handlers()[op.handler].family;
+  bool loads = family == Family::memory || family == Family::buffer || family == Family::lds;
+  if (!w.rdna() || !loads || op.result_words != 1) return BOTH_HALVES;
+  const Width& width = LOADS[w.param & 0xff];
+  return width.low_half ? LOW_HALF : width.high_half ? HIGH_HALF : BOTH_HALVES;
+}
 
 bool crosses_lanes(const Op& op, Family family) {
   return family == Family::lanes || family == Family::matrix || op.permute == Permute::dpp16 || op.permute == Permute::dpp8;
@@ -74,25 +86,33 @@ void issue(Wave& w, const Op& op) {
   uint64_t number = ++waits.issued[counter], lanes = w.exec();
   waits.outstanding = true;
   if (op.dst < VGPR || op.dst == NO_OPERAND) return;
-  for (unsigned i = 0; i < op.result_words; ++i) {
-    Coming& to = waits.coming[std::min<size_t>(op.dst - VGPR + i, waits.coming.size() - 1)];
+  unsigned halves = loaded_halves(w, op);
+  uint32_t low = NO_RECORD;  // what was to fill the low half until now
+  for (unsigned i = 0; i < 2u * op.result_words; ++i) {
+    if (!(halves >> (i & 1) & 1)) continue;
+    Coming& to = coming(waits, op.dst + i / 2, i & 1);
     bool before = to.number > waits.ended[to.counter];
-    if (before && to.counter != counter && to.lanes & lanes)  // which of the two is there last is open
-      w.worker->report(w, Kind::unwaited, __builtin_ctzll(to.lanes & lanes), op.dst + i, 4, 0, 0xffffffff, w.number, to.record);
+    bool told = i & 1 && halves & LOW_HALF && to.record == low;
+    low = to.record;
+    if (before && to.counter != counter && to.lanes & lanes && !told)  // which of the two is there last is open
+      w.worker->report(w, Kind::unwaited, __builtin_ctzll(to.lanes & lanes), op.dst + i / 2, 4, 0, 0xffffffff, w.number,
+                       to.record);
     to = {number, before && to.counter == counter ? to.lanes | lanes : lanes, w.pc, counter};
   }
 }
 
-void need_waited(Wave& w, unsigned code, unsigned words) {
+void need_waited(Wave& w, unsigned code, unsigned words, unsigned halves) {
   Waits& waits = w.waits;
-  for (unsigned i = 0; i < words; ++i) {
-    Coming& one = waits.coming[std::min<size_t>(code - VGPR + i, waits.coming.size() - 1)];
+  for (unsigned i = 0; i < 2 * words; ++i) {
+    if (w.rdna() && !(halves >> (i & 1) & 1)) continue;
+    Coming& one = coming(waits, code + i / 2, i & 1);
     if (one.number <= waits.ended[one.counter]) continue;
     const Op& op = w.launch->ops[w.pc];
     uint64_t lanes = one.lanes & (crosses_lanes(op, handlers()[op.handler].family) ? w.all : w.exec());
     if (!lanes) continue;
     one.number = 0;  // told once
-    w.worker->report(w, Kind::unwaited, __builtin_ctzll(lanes), code + i, 4, 0, 0xffffffff, w.number, one.record);
+    if (Coming& other = coming(waits, code + i / 2, ~i & 1); other.record == one.record) other.number = 0;
+    w.worker->report(w, Kind::unwaited, __builtin_ctzll(lanes), code + i / 2, 4, 0, 0xffffffff, w.number, one.record);
   }
 }
 

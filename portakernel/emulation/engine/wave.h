@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "doubts.h"
 #include "float16.h"
 #include "group_touches.h"
 #include "waits.h"
@@ -45,6 +46,10 @@ struct Wave {
   uint32_t signalled = 0;  // split barriers: signals of its own that it has not waited for
   uint64_t raced = 0;      // lanes of the load that runs whose bytes another wave stored, with no barrier between
   std::vector<Finding> races;  // such loads, by instruction: told of where what they gave is used
+  std::vector<uint32_t> raced_loads;  // their instructions, told of or not
+  Doubts doubts;           // scalar registers that depend on what they gave, bit by bit
+  uint64_t unsure = 0;     // lanes that EXEC has, or lacks, because of it
+  std::vector<uint32_t> entered;  // branches where it went with none but such lanes
   std::vector<Register> vgpr;       // 0 to 255, then the accumulation registers
   std::vector<uint64_t> vgpr_known; // a bit for each lane
   Waits waits;
@@ -55,6 +60,8 @@ struct Wave {
   uint32_t scratch_bytes;  // of one lane
 
   uint64_t exec() const { return sgpr[EXEC] | (lanes == 64 ? uint64_t{sgpr[EXEC + 1]} << 32 : 0); }
+  // Lanes that take part in what an instruction does, or may.
+  uint64_t may_execute() const { return exec() | unsure; }
   uint64_t pair(unsigned code) const { return sgpr[code] | uint64_t{sgpr[code + 1]} << 32; }
   // A mask of lanes: two registers, or one in waves of 32.
   uint64_t mask(unsigned code) const { return lanes == 64 ? pair(code) : sgpr[code]; }
@@ -81,6 +88,11 @@ struct Wave {
     if (code == NULL_REGISTER || code >= 128) return;
     sgpr[code] = value;
     set_known(code, is_known);
+    if (doubts.any()) {
+      doubts.drop(code);
+      if (code == EXEC) unsure &= ~0xffffffffull;
+      if (code == EXEC + 1) unsure &= 0xffffffffull;
+    }
     if (!is_known) origin(code) = inherited_origin();
   }
   void set_pair(unsigned code, uint64_t value, bool is_known = true) {

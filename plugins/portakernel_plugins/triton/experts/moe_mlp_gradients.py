@@ -84,6 +84,8 @@ def _of_gate(
         h, of_gate, of_up = gated_pair_and_slopes(gate, up, ACTIVATION)
         back = tl.load(u + column, mask=inside, other=0.0).to(tl.float32)
         total += h * back
+        # where BLOCK has fewer elements than there are threads, several warps load each: all of them before one stores
+        tl.debug_barrier()
         tl.store(u + column, (h * weight).to(u.dtype.element_ty), mask=inside)
         back *= weight
         of_gate, of_up = (back * of_gate).to(z.dtype.element_ty), (back * of_up).to(z.dtype.element_ty)
