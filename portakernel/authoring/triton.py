@@ -20,8 +20,9 @@
 keeps that look-up for further launches with the same compile-time values. What Triton has to compile
 is announced first: ``portakernel.warmup`` counts it, and a stream that is being captured refuses it. A kernel that
 needs more than the device has, or that a pass of Triton's compiler fails on, raises ``CannotRun`` before anything ran:
-the next kernel serves such calls, with a warning. What Triton finds wrong in a kernel's own code propagates. Arguments may be Triton's ``TensorDescriptor``
-(TMA): their maps are kept by address, sizes and strides, where Triton makes them anew for each launch.
+the next kernel serves such calls, with a warning. What Triton finds wrong in a kernel's own code propagates. Arguments
+may be Triton's ``TensorDescriptor`` (TMA): their maps are kept by address, sizes and strides, where Triton makes them
+anew for each launch.
 
 A manifest names functions of the plugin's own package, which can be these, imported there: ``ready`` (whether Triton
 works on a device), ``interpreting`` (the context of a mode on CPU tensors), ``compiling`` (of ``offline``: for targets

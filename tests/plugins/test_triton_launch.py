@@ -230,12 +230,12 @@ def test_what_a_launch_compiles_is_announced_once_for_each_specialisation(fake_d
 
 
 @triton.jit
-def _plain(x, BLOCK: tl.constexpr):
+def _plain(x, BLOCK: tl.constexpr):  # noqa: N803
     tl.store(x + tl.arange(0, BLOCK), 1.0)
 
 
 @triton.jit
-def _wrong(x, BLOCK: tl.constexpr):
+def _wrong(x, BLOCK: tl.constexpr):  # noqa: N803
     tl.store(x + tl.arange(0, BLOCK), tl.zeros((BLOCK, 2), tl.float32))
 
 
@@ -248,7 +248,8 @@ def test_a_kernel_that_triton_s_compiler_fails_on_declines_the_call(fake_driver,
     monkeypatch.setattr(CUDABackend, "make_llir", fail)
     with pytest.raises(CannotRun) as caught:
         launch.launch(_plain, (1, 1), meta(64), BLOCK=64)
-    text = f"triton {triton.__version__} does not compile _plain for such arguments ({words}); another version of it may"
+    text = f"triton {triton.__version__} does not compile _plain for such arguments ({words})"
+    text += "; another version of it may"
     assert caught.value.rejection == Rejection(ReasonCode.CANNOT_RUN, text)
     assert driver.launched == []
 
