@@ -70,11 +70,11 @@ def test_a_kernel_serves_what_this_tree_draws(name: str) -> None:
 
 @pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine")
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset:UserWarning")
-@pytest.mark.turns(20)
+@pytest.mark.turns(30)
 @pytest.mark.parametrize("id", emulated())
 def test_an_emulated_kernel_serves_what_this_tree_draws(id: str) -> None:
     name, venue = emulated()[id]
-    serve(name, venue, DRAWS_IN_A_MODE, f" --emulate {venue.targets[0]}")
+    serve(name, venue, 1, f" --emulate {venue.targets[0]}")
 
 
 def serve(name: str, venue: Venue, draws: int, where: str = "") -> None:
