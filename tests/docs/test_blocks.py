@@ -78,6 +78,20 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
         ("docs/architecture.md: portakernel/", "docs/architecture.md: kit/portakernel_kit/"),
         ("tests/docs/test_architecture.py::test_the_tree_has_the_folders_that_there_are", "a tree of folders"),
     ),
+    "docs/emulation.md: pip install 'portakernel[emulate]'          # and a C++17 compiler, which compiles the engine "
+    "once": (
+        "tests/cli/test_emulate.py::test_check_runs_cases_in_the_emulator_and_reports_it_as_their_place",
+        "each takes many seconds; the tests of that file run smaller ones",
+    ),
+    "docs/emulation.md: from portakernel.emulation import emulating": (
+        "tests/emulation/test_session.py::test_a_triton_kernels_wrapper_is_run_whole_and_computes_what_float64_does",
+        "the kernel is the reader's",
+    ),
+    "docs/emulation.md: an access of 4 bytes ends 4 bytes past the end of x: buffer_load_dword v1, v0, s4, 0, v1 at "
+    "0x40 (kernels.py:11); workgroup (0, 0, 0), wave 0, lane 63": (
+        "tests/emulation/test_planted_faults.py::test_a_load_past_the_end_is_named_with_its_instruction_and_line",
+        "a finding of a faulty kernel",
+    ),
     "README.md: import torch": (
         "tests/docs/test_readme.py::test_the_quick_start_runs", "what it prints is compared there",
     ),

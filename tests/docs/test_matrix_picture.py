@@ -23,7 +23,7 @@ from portakernel.matrix.table import support_matrix
 DOCS = Path(__file__).parents[2] / "docs"
 PHONE = {"width": 390, "height": 844}
 ORDER = ("ran", "emulated", "native", "compiled")
-WORDS = {"ran": "ran", "native": "native instruction", "compiled": "compiled"}
+WORDS = {"ran": "ran", "emulated": "emulated", "native": "native instruction", "compiled": "compiled"}
 
 
 def _proven() -> dict[tuple[str, str, str], str]:

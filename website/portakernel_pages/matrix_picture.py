@@ -10,7 +10,7 @@ from portakernel.matrix.page.levels import Levels, possible_levels
 
 _CELL, _GAP, _LEFT, _TOP = 16, 1, 168, 118
 _PAD = 10
-_STEP, _BETWEEN, _LEGEND = _CELL + _GAP, 8, 210
+_STEP, _BETWEEN, _LEGEND = _CELL + _GAP, 8, 178
 
 
 def svg(levels: Levels) -> str:
