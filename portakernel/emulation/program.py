@@ -20,6 +20,7 @@ class Program:
     """Instructions in the order of .text (``flow_count``), then the second halves of dual ones; ``ops`` packed.
 
     ``names``: of all instructions but those before a kernel's entry that only firmware executes which preloads nothing.
+    ``orders_workgroups``: whether there are atomics in memory, by which workgroups may wait for what others wrote.
     """
 
     loaded: LoadedObject
@@ -30,6 +31,7 @@ class Program:
     index_at: ctypes.Array[ctypes.c_int32]
     lines: Lines
     names: frozenset[str]
+    orders_workgroups: bool
 
     def entry(self, kernel: Kernel) -> int:
         """The index of a kernel's first instruction.
@@ -42,11 +44,6 @@ class Program:
         if index < 0:
             raise EmulationError(f"no instruction begins at {kernel.entry:#x}, the entry of {kernel.name}")
         return index
-
-    @property
-    def orders_workgroups(self) -> bool:
-        """Whether there are atomics in memory, by which workgroups may wait for what others wrote."""
-        return any("_atomic_" in one.name and not one.name.startswith("ds_") for one in self.records)
 
     def missing(self, kernel: Kernel) -> tuple[str, ...]:
         """The instructions between a kernel's entry and its last end of program that the engine has no handler for."""
@@ -80,7 +77,8 @@ def program(data: bytes, arch: str) -> Program:
         index_at[one.offset // 4] = index
     ops = ctypes.create_string_buffer(packed, max(1, len(packed)))
     names = _names(loaded, records)
-    return Program(loaded, records, handlers, len(flow), ops, index_at, Lines.read(loaded), names)
+    orders = any("_atomic_" in name and not name.startswith("ds_") for name in names)
+    return Program(loaded, records, handlers, len(flow), ops, index_at, Lines.read(loaded), names, orders)
 
 
 def _names(loaded: LoadedObject, records: Sequence[Record]) -> frozenset[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 
 from portakernel.text.printable import brief
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Something of transformers that an op serves from now on."""
+    """Something of a client that an op serves from now on."""
 
     op: str
     what: str
@@ -18,7 +20,7 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Something of transformers that stays as it is, and why."""
+    """Something of a client that stays as it is, and why."""
 
     op: str
     what: str
@@ -54,6 +56,25 @@ class Outcome:
             for found, count in Counter(self.left).items()
         ]
         return "\n".join(lines)
+
+
+class Enabled(Outcome):
+    """What ``enable`` did; as a context manager it calls ``undo``: none, if there was something to take back before."""
+
+    __slots__ = ("_undo",)
+
+    def __init__(self, outcome: Outcome, undo: Callable[[], None] | None) -> None:
+        super().__init__(outcome.replaced, outcome.left)
+        self._undo = undo
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._undo is not None:
+            self._undo()
 
 
 def _times(count: int) -> str:

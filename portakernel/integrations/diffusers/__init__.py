@@ -24,8 +24,8 @@ from portakernel.integrations.versions import UnsupportedVersionError
 if TYPE_CHECKING:
     from diffusers.models.modeling_utils import ModelMixin
 
-    from portakernel.integrations.diffusers.switch import Enabled
     from portakernel.integrations.ledger import Row
+    from portakernel.integrations.outcome import Enabled
 
 __all__ = ["UnsupportedVersionError", "disable", "enable", "report"]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from types import TracebackType
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,28 +22,10 @@ from portakernel.integrations.diffusers.calls import NAME, OP
 from portakernel.integrations.diffusers.processors import attention_modules, replace, restore, takes_backends
 from portakernel.integrations.diffusers.steps import Step
 from portakernel.integrations.ledger import Row
-from portakernel.integrations.outcome import Left, Outcome, Replaced
+from portakernel.integrations.outcome import Enabled, Left, Outcome, Replaced
 
 # What torch.compile's module, and those of its distributed packages, call the model that they wrap.
 _WRAPPED = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module"})
-
-
-class Enabled(Outcome):
-    """What ``enable`` did; as a context manager it takes that back, if there was nothing to take back before it."""
-
-    def __init__(self, outcome: Outcome, model: ModelMixin | None, first: bool) -> None:
-        super().__init__(outcome.replaced, outcome.left)
-        self._model = model
-        self._first = first
-
-    def __enter__(self) -> Enabled:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._first:
-            switch().disable(self._model)
 
 
 class Switch:
@@ -68,7 +50,7 @@ class Switch:
                 outcome += self._watch_all()
             else:
                 outcome += self._set(model)
-            return Enabled(outcome, model, first)
+            return Enabled(outcome, partial(self.disable, model) if first else None)
 
     def disable(self, model: ModelMixin | None) -> None:
         """As ``portakernel.integrations.diffusers.disable``."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from portakernel.integrations.ledger import Row
-    from portakernel.integrations.transformers.switch import Enabled
+    from portakernel.integrations.outcome import Enabled
 
 __all__ = ["UnsupportedVersionError", "disable", "enable", "report"]
 

@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from types import TracebackType
+from functools import partial
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.integrations.client import EnabledLayer, client
 from portakernel.integrations.enabled_ops import enabled_ops
-from portakernel.integrations.outcome import Left, Outcome, Replaced
+from portakernel.integrations.outcome import Enabled, Left, Outcome, Replaced
 from portakernel.integrations.served_layer import ServedLayer
 from portakernel.integrations.transformers import layers, seams
 from portakernel.integrations.transformers.families import FAMILIES, MODEL_TYPES, Family, family_of, family_of_module
@@ -38,28 +38,6 @@ LAYERS = GATES | MIXTURES | {"rms_norm"}
 OPS = LAYERS | {ATTENTION, ROTARY}
 
 
-class Enabled(Outcome):
-    """What ``enable`` did; as a context manager it takes that back, if there was nothing to take back before it."""
-
-    def __init__(self, outcome: Outcome, model: PreTrainedModel | None, first: bool) -> None:
-        super().__init__(outcome.replaced, outcome.left)
-        self._model = model
-        self._first = first
-
-    def __enter__(self) -> Enabled:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._first:
-            return
-        if self._model is None:
-            switch().disable_everywhere()
-        else:
-            switch().disable(self._model)
-
-
 class Switch:
     """Everything that ``enable`` changed, so that ``disable`` can restore it. Models that are gone are forgotten."""
 
@@ -79,11 +57,11 @@ class Switch:
         wanted = None if ops is None else enabled_ops(NAME, ops, OPS, "attention")
         with self._lock:
             if model is None:
-                first = not self._everywhere
-                return Enabled(self._enable_everywhere(wanted or OPS), None, first)
+                undo = None if self._everywhere else self.disable_everywhere
+                return Enabled(self._enable_everywhere(wanted or OPS), undo)
             family = _checked_family(model)
-            first = model not in self._models
-            return Enabled(self._enable_model(model, family, wanted), model, first)
+            undone = None if model in self._models else partial(self.disable, model)
+            return Enabled(self._enable_model(model, family, wanted), undone)
 
     def disable(self, model: PreTrainedModel | None) -> None:
         """As ``portakernel.integrations.transformers.disable``."""
