@@ -48,6 +48,8 @@ from portakernel.tensors.capture import is_capturing
 from portakernel.tensors.torch_internals import outside_modes
 from portakernel.text.printable import exception_text
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
 
 class ServedLayer(abc.ABC):
     """A layer of a client that an op serves where it can; see the module's text."""
@@ -149,3 +151,8 @@ def _serves_in_trace(name: str, layer: str, number: int, *kind: Any) -> bool:
     verdict = served.verdict(number, kind)
     mine.ledger.count(served.op_of(*kind), verdict, traced=True, layer=layer)
     return not verdict
+
+
+def refused_dtype(x: Tensor) -> str:
+    """Why no op takes an input of this dtype; empty where ops do."""
+    return "" if x.dtype in DTYPES else f"dtype {x.dtype}: the op takes float32, float16 and bfloat16"

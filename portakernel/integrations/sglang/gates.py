@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from portakernel import ops
-from portakernel.integrations.sglang.layer import SglangLayer, refused_dtype
+from portakernel.integrations.served_layer import refused_dtype
+from portakernel.integrations.sglang.layer import SglangLayer
 
 
 class SiluGate(SglangLayer):

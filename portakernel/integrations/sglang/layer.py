@@ -7,16 +7,13 @@ import abc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import torch
 from sglang.kernels.fused_op import get_fused_op_backend
 from sglang.srt.batch_invariant_ops import is_batch_invariant_mode_enabled
-from torch import Tensor
 
 from portakernel.integrations.client import record
 from portakernel.integrations.served_layer import ServedLayer
 
 NAME = "sglang"
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _INVARIANT = "SGLang's batch invariant mode: kernels may differ between batches"
 
 
@@ -59,8 +56,3 @@ class SglangLayer(ServedLayer):
             record(self.client, self.op, f"{', '.join(sorted(unknown))}: the op has no such argument", self.layer)
             return self.original(module, *given, **named)
         return self(module, *(values.get(name) for name in self.names[: self.known]))
-
-
-def refused_dtype(x: Tensor) -> str:
-    """Why no op takes a tensor's dtype; empty where they do."""
-    return "" if x.dtype in DTYPES else f"dtype {x.dtype}: the op takes float32, float16 and bfloat16"

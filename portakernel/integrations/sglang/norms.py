@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from portakernel import ops
-from portakernel.integrations.sglang.layer import SglangLayer, refused_dtype
+from portakernel.integrations.served_layer import refused_dtype
+from portakernel.integrations.sglang.layer import SglangLayer
 
 
 class _RootMeanSquare(SglangLayer):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from portakernel import ops
 from portakernel.integrations.call_kinds import Kind
-from portakernel.integrations.sglang.layer import SglangLayer, refused_dtype
+from portakernel.integrations.rotary_formula import exact, refusal_of_heads
+from portakernel.integrations.sglang.layer import SglangLayer
 
 
 class Rotary(SglangLayer):
@@ -25,14 +25,8 @@ class Rotary(SglangLayer):
     def lacks(self, module: Any, *arguments: Any) -> str:
         """What the op's contract lacks for this call; empty where nothing."""
         positions, query, key = arguments
-        if key is None:
-            return "no key: the op turns queries and keys together"
-        if reason := refused_dtype(query):
+        if reason := refusal_of_heads(positions, query, key):
             return reason
-        if key.dtype != query.dtype:
-            return "query and key differ in dtype"
-        if positions.dtype not in (torch.int32, torch.int64):
-            return f"positions of {positions.dtype}: the op takes int32 and int64"
         if not positions.numel() == query.shape[0] == key.shape[0]:
             return "queries or keys that are not one row a position"
         table = module.cos_sin_cache
@@ -54,26 +48,10 @@ class Rotary(SglangLayer):
         return turned[0].view(query.shape), turned[1].view(key.shape)
 
     def exact(self, module: Any, *arguments: Any) -> Any:
-        """The formula in float64, of SGLang's own table."""
-        positions, query, key = arguments
-        cos, sin = module.cos_sin_cache.double()[positions.flatten()].unsqueeze(1).chunk(2, -1)
-        return tuple(
-            _turned(heads.reshape(len(cos), -1, module.head_size), cos, sin, halves=module.is_neox_style).view(
-                heads.shape
-            )
-            for heads in (query, key)
-        )
+        """The formula in float64, of the table that the client's own forward reads."""
+        return exact(module, *arguments)
 
     def drawn(self, module: Any, kind: Kind) -> tuple[Any, ...]:
         """Inputs of a kind; positions that the table has."""
         positions, query, key = super().drawn(module, kind)
         return positions % module.cos_sin_cache.shape[0], query, key
-
-
-def _turned(heads: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
-    width = 2 * cos.shape[-1]
-    first = heads[..., : width // 2] if halves else heads[..., 0:width:2]
-    second = heads[..., width // 2 : width] if halves else heads[..., 1:width:2]
-    turned = first * cos - second * sin, second * cos + first * sin
-    together = torch.cat(turned, -1) if halves else torch.stack(turned, -1).flatten(-2)
-    return torch.cat((together, heads[..., width:]), -1)

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from portakernel import ops
-from portakernel.integrations.vllm.layer import VllmLayer, refused_dtype
+from portakernel.integrations.served_layer import refused_dtype
+from portakernel.integrations.vllm.layer import VllmLayer
 
 
 class Gated(VllmLayer):

@@ -26,7 +26,8 @@ from portakernel import ops
 from portakernel.errors import PortakernelError
 from portakernel.integrations.call_kinds import Kind
 from portakernel.integrations.client import client, number_of, record
-from portakernel.integrations.vllm.layer import DTYPES, NAME, VllmLayer
+from portakernel.integrations.served_layer import DTYPES
+from portakernel.integrations.vllm.layer import NAME, VllmLayer
 
 LAYER, WORD = "Attention", "paged_attention"
 # Of a trial's two sequences: how many keys each has, and of how many of them the queries come in this call.

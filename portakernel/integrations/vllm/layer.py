@@ -5,13 +5,9 @@ from __future__ import annotations
 import abc
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from portakernel.integrations.served_layer import ServedLayer
 
 NAME = "vllm"
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _BATCH_INVARIANT = "VLLM_BATCH_INVARIANT: kernels may differ between batches, unset it to have the op serve"
 
 
@@ -38,8 +34,3 @@ class VllmLayer(ServedLayer):
     def own(self, module: Any, *arguments: Any) -> Any:
         """What vLLM would have computed without portakernel."""
         return module.portakernel_own(*arguments)
-
-
-def refused_dtype(x: Tensor) -> str:
-    """Why no op takes an input of this dtype; empty where ops do."""
-    return "" if x.dtype in DTYPES else f"dtype {x.dtype}: the op takes float32, float16 and bfloat16"

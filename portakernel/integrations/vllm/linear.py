@@ -14,7 +14,8 @@ from vllm.platforms import current_platform
 
 from portakernel import ops
 from portakernel.integrations.client import client
-from portakernel.integrations.vllm.layer import DTYPES, NAME, VllmLayer
+from portakernel.integrations.served_layer import DTYPES
+from portakernel.integrations.vllm.layer import NAME, VllmLayer
 
 LAYER = "FP8ScaledMMLinearKernel"
 # Block scales have a list of kernels of their own, into which vLLM registers nobody else's.

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from portakernel import ops
 from portakernel.integrations.first_calls import shortfall
-from portakernel.integrations.vllm.layer import VllmLayer, refused_dtype
+from portakernel.integrations.served_layer import refused_dtype
+from portakernel.integrations.vllm.layer import VllmLayer
 from portakernel.runtime import contract_of
 
 # How much larger than vLLM's the error of `add_rms_norm` may be in a trial of few numbers of 16 bits. Of many it is

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from portakernel import ops
 from portakernel.integrations.first_calls import LARGER
-from portakernel.integrations.vllm.layer import VllmLayer, refused_dtype
+from portakernel.integrations.served_layer import refused_dtype
+from portakernel.integrations.vllm.layer import VllmLayer
 
 # An element of three bits behind the leading one is off by no more of itself, roundings of its scale included.
 _RELATIVE = 2.0**-4 * 1.01

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from portakernel import ops
 from portakernel.integrations.call_kinds import Kind
-from portakernel.integrations.vllm.layer import VllmLayer, refused_dtype
+from portakernel.integrations.rotary_formula import exact, refusal_of_heads
+from portakernel.integrations.vllm.layer import VllmLayer
 
 # All of them compute ``RotaryEmbedding``'s own forward, of a ``cos_sin_cache`` that they fill by a formula of theirs.
 FITTING = (
@@ -50,14 +48,8 @@ class Rotary(VllmLayer):
     def lacks(self, module: Any, *arguments: Any) -> str:
         """What the op's contract lacks for this call; empty where nothing."""
         positions, query, key = arguments
-        if key is None:
-            return "no key: the op turns queries and keys together"
-        if reason := refused_dtype(query):
+        if reason := refusal_of_heads(positions, query, key):
             return reason
-        if key.dtype != query.dtype:
-            return "query and key differ in dtype"
-        if positions.dtype not in (torch.int32, torch.int64):
-            return f"positions of {positions.dtype}: the op takes int32 and int64"
         if module.use_flashinfer:
             return "use_flashinfer: the table stays in float32, of heads in another dtype"
         if module.cos_sin_cache.dim() != 2 or module.cos_sin_cache.shape[-1] != module.rotary_dim:
@@ -82,28 +74,13 @@ class Rotary(VllmLayer):
         return turned_q.view(query.shape), turned_k.view(key.shape)
 
     def exact(self, module: Any, *arguments: Any) -> Any:
-        """The formula in float64, of the table that vLLM's own forward reads."""
-        positions, query, key = arguments
-        table = module.cos_sin_cache.double()
-        cos, sin = table[positions.flatten()].unsqueeze(1).chunk(2, -1)
-        return tuple(
-            _turned(heads.reshape(len(cos), -1, module.head_size), cos, sin, module.is_neox_style).view(heads.shape)
-            for heads in (query, key)
-        )
+        """The formula in float64, of the table that the client's own forward reads."""
+        return exact(module, *arguments)
 
     def drawn(self, module: Any, kind: Kind) -> tuple[Any, ...]:
         """Inputs of a kind; positions that the table has."""
         positions, query, key = super().drawn(module, kind)
         return positions % module.cos_sin_cache.shape[0], query, key
-
-
-def _turned(heads: Tensor, cos: Tensor, sin: Tensor, halves: bool) -> Tensor:
-    width = 2 * cos.shape[-1]
-    first = heads[..., : width // 2] if halves else heads[..., 0:width:2]
-    second = heads[..., width // 2 : width] if halves else heads[..., 1:width:2]
-    turned = first * cos - second * sin, second * cos + first * sin
-    together = torch.cat(turned, -1) if halves else torch.stack(turned, -1).flatten(-2)
-    return torch.cat((together, heads[..., width:]), -1)
 
 
 ROTARIES = tuple(Rotary(name) for name in FITTING)
