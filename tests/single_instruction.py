@@ -21,14 +21,11 @@ import pytest
 
 from portakernel.emulation import abi
 from portakernel.emulation.arch import ARCHS, Arch
-from portakernel.emulation.build import handler
 from portakernel.emulation.code_object import LoadedObject
-from portakernel.emulation.decoder import decode
 from portakernel.emulation.finding import Kind
 from portakernel.emulation.launch import run
-from portakernel.emulation.lines import Lines
 from portakernel.emulation.memory import CODE_BASE, Memory
-from portakernel.emulation.program import Program
+from portakernel.emulation.program import decoded
 from portakernel.emulation.record import Record
 from portakernel.native.elf import Elf
 
@@ -134,13 +131,7 @@ def run_single(
         for line in (f"v_mov_b32 v254, {4 * at}", f"v_mov_b32 v255, {value & 0xFFFFFFFF:#x}", _store(arch))
     ]
     code = assemble(arch, "\n".join([*before, *lines, "s_endpgm"]))
-    flow, halves = decode(code, known)
-    records = (*flow, *halves)
-    numbers = tuple(0 if one.name == "unknown" else handler(one.name) for one in records)
-    index_at = (ctypes.c_int32 * (len(code) // 4))(*([-1] * (len(code) // 4)))
-    for index, one in enumerate(flow):
-        index_at[one.offset // 4] = index
-    ops = ctypes.create_string_buffer(b"".join(o.pack(n) for o, n in zip(records, numbers, strict=True)))
+    made = decoded(LoadedObject(known, 5, (), code, 0, {}, b"", b""))
     memory = Memory()
     count = 512 if known.table == "cdna" else 256
     state = np.zeros((count * 64 + 128 + 1,), dtype=np.uint32)
@@ -159,9 +150,9 @@ def run_single(
         address = memory.add_tensor(tensor, f"s{index}")
         scalar[index], scalar[index + 1] = address & 0xFFFFFFFF, address >> 32
     launch = abi.Launch()
-    launch.ops, launch.index_at = ctypes.addressof(ops), ctypes.addressof(index_at)
+    launch.ops, launch.index_at = ctypes.addressof(made.ops), ctypes.addressof(made.index_at)
     launch.text_base, launch.text_size = CODE_BASE, len(code)
-    launch.op_count, launch.flow_count, launch.entry = len(records), len(flow), 0
+    launch.op_count, launch.flow_count, launch.entry = len(made.records), made.flow_count, 0
     launch.major, launch.minor, launch.stepping = known.version
     launch.wave_size, launch.mode, launch.threads, launch.budget = known.wave_size, mode, 1, 1_000_000
     launch.grid = (abi.U32 * 3)(1, 1, 1)
@@ -169,10 +160,9 @@ def run_single(
     launch.lds_bytes = max(lds_bytes, 4 * len(lds or ()))
     launch.private_bytes = 256
     launch.registers = state.ctypes.data
-    loaded = LoadedObject(known, 5, (), code, 0, {}, b"", b"")
-    ran = run(Program(loaded, records, numbers, len(flow), ops, index_at, Lines(), frozenset()), launch, memory)
+    ran = run(made, launch, memory)
     kinds = frozenset(finding.kind for finding in ran.findings)
-    return Registers(known, vector, scalar, bool(state[-1]), kinds, records)
+    return Registers(known, vector, scalar, bool(state[-1]), kinds, made.records)
 
 
 def _store(arch: str) -> str:

@@ -66,7 +66,16 @@ def program(data: bytes, arch: str) -> Program:
         EmulationError: it cannot be loaded, or tinygrad is not installed.
         CannotRun: the engine cannot be compiled.
     """
-    loaded = load(data, arch)
+    return decoded(load(data, arch))
+
+
+def decoded(loaded: LoadedObject) -> Program:
+    """The program of a loaded code object.
+
+    Raises:
+        EmulationError: tinygrad is not installed.
+        CannotRun: the engine cannot be compiled.
+    """
     flow, halves = decode(loaded.text, loaded.arch)
     records = (*flow, *halves)
     handlers = tuple(0 if one.name == "unknown" else handler(one.name) for one in records)
