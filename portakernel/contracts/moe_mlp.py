@@ -194,6 +194,9 @@ CONTRACT = Contract(
         _case("one token", 1, 64, 32, 16, 8),
         _case("many tokens", 150, 40, 24, 3, 2),
         _case("several tiles of columns", 9, 72, 150, 3, 2),
+        # More elements than a wave, fewer than a program's threads: several waves load the same ones.
+        _case("fewer columns than threads", 5, 16, 72, 3, 2),
+        _case("fewer columns than threads, interleaved", 5, 16, 72, 3, 2, parameters={"halves": "interleaved"}),
         _case("odd sizes", 13, 53, 29, 5, 3),
         _case("one expert", 37, 40, 24, 1, 1),
         _case("an expert has all", 20, 40, 24, 4, 1, given={"experts": (2,) * 20}),

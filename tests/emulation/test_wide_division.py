@@ -5,6 +5,7 @@ the longer path; here they do.
 """
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import triton
 import triton.language as tl
 from cxx import HAS_CXX
 from emulated_kernels import ARCHS, compiled, wave_size
+from portakernel_pages.emulated import reasons, recorded
 
 from portakernel.emulation import emulate
 
@@ -79,3 +81,7 @@ def test_integers_are_divided_as_python_divides_them_and_every_instruction_of_bo
             executed.update(ran.executed)
     assert wide - narrow
     assert narrow | wide >= ran.present - NEVER
+    here = str(Path(__file__).relative_to(Path(__file__).parents[2]))
+    said = {name for reason in reasons() if reason.test == here for name in reason.instructions}
+    never = next((row["never"] for row in recorded()["coverage"] if row["target"] == f"amd:{arch}"), {})
+    assert narrow | wide >= said & never.keys()

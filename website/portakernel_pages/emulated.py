@@ -1,5 +1,7 @@
 """Takes what was proven of the emulator into ``docs/emulation.json``, whose tables docs/emulation.md shows.
 
+Beside it ``docs/never_executed.yaml`` says by hand why no case executes some instructions.
+
 ``python -m portakernel_pages.emulated OUTPUT...``, with what ``portakernel check --emulate --json`` prints (all kernels
 of a target together: what is known of the target's kernels is replaced), and with what
 ``tests/emulation/differential.py`` and ``tests/emulation/mutants.py`` write with ``--json``.
@@ -12,12 +14,16 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from portakernel.matrix.table import table
 
 RECORD = Path(__file__).parents[2] / "docs" / "emulation.json"
+REASONS = RECORD.with_name("never_executed.yaml")
 _EMULATED = " (emulated)"
 # By the key that tells a file's kind: what is kept of it.
 _KINDS = {"comparison": ("comparison", "exceptions", "elsewhere"), "mutants": ("mutants",)}
@@ -113,13 +119,44 @@ def coverage(record: Record) -> str:
     """A row for each target: of the instructions in the kernels, how many the kit's cases executed, and which never."""
     rows = []
     for row in record.get("coverage", ()):
-        never = "; ".join(f"`{name}` ({', '.join(kernels)})" for name, kernels in row["never"].items())
         share = f"{row['executed'] / row['instructions']:.1%}".replace("%", " %")
         rows.append((
             f"`{row['target']}`", str(row["kernels"]), str(row["instructions"]), f"{row['executed']} ({share})",
-            never or "none",
+            _names(list(row["never"])) or "none",
         ))  # fmt: skip
     return table(("target", "kernels", "instructions in them", "executed", "never executed"), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why cases never execute some instructions, in some kernels or (``kernels`` empty) in all; and what does."""
+
+    why: str
+    instructions: Sequence[str]
+    kernels: Sequence[str] = ()
+    test: str = ""
+
+
+def reasons(path: Path = REASONS) -> list[Reason]:
+    """What ``docs/never_executed.yaml`` says."""
+    return [Reason(**one) for one in yaml.safe_load(path.read_text(encoding="utf-8"))]
+
+
+def reasons_of(name: str, kernel: str, known: Iterable[Reason]) -> list[Reason]:
+    """Of those, what is said of an instruction in a kernel."""
+    return [one for one in known if name in one.instructions and (not one.kernels or kernel in one.kernels)]
+
+
+def never(record: Record) -> str:
+    """A row for each reason for which cases never execute instructions, with those of them that they do not."""
+    held = {(name, kernel) for row in record.get("coverage", ()) for name, of in row["never"].items() for kernel in of}
+    rows = []
+    for one in reasons():
+        here = sorted({name for name, kernel in held if reasons_of(name, kernel, [one])})
+        if here:
+            test = f"; `{one.test}` executes it on every target" if one.test else ""
+            rows.append((_names(here), ", ".join(f"`{kernel}`" for kernel in one.kernels) or "any", one.why + test))
+    return table(("never executed", "in the code of", "why"), rows)
 
 
 def comparison(record: Record) -> str:
@@ -163,7 +200,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 _TABLES = {
-    "| target | kernels |": coverage, "| compared with pseudocode |": comparison,
+    "| target | kernels |": coverage, "| never executed |": never, "| compared with pseudocode |": comparison,
     "| departs from the pseudocode |": exceptions, "| without pseudocode |": elsewhere,
     "| mutants judged by |": mutants,
 }  # fmt: skip
