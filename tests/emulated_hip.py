@@ -114,6 +114,21 @@ extern "C" __global__ void handed_over(int* flag, int* out) {
   if (threadIdx.x == 255) __hip_atomic_store(flag, 1, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 
+extern "C" __global__ void counted(int* count) { atomicAdd(count, 1); }
+
+__device__ __attribute__((noinline)) int number(int* count) { return atomicAdd(count, 1); }
+
+// each workgroup overwrites what the one before it reads
+extern "C" __global__ void shifted(const int* x, int* out) {
+  int at = blockIdx.x * blockDim.x + threadIdx.x;
+  out[at] = x[at + blockDim.x];
+}
+
+extern "C" __global__ void shifted_by_number(const int* x, int* out, int* count) {
+  int at = blockIdx.x * blockDim.x + threadIdx.x;
+  out[at] = x[at + blockDim.x] + (number(count) < 0);
+}
+
 extern "C" __global__ void half_norm(const _Float16* x, _Float16* out, int n) {
   int at = blockIdx.x * blockDim.x + threadIdx.x;
   if (at < n) out[at] = x[at] * x[at] + (_Float16)0.5f * x[at] - (_Float16)1.0f;
@@ -122,6 +137,7 @@ extern "C" __global__ void half_norm(const _Float16* x, _Float16* out, int n) {
 NAMES = (
     "gelu", "reversed", "reversed_without_barrier", "unwritten", "row_sums", "mix64", "divide", "doubles", "where",
     "called", "private_array", "indexed_registers", "handed_over", "half_norm",
+    "counted", "shifted", "shifted_by_number",
 )  # fmt: skip
 
 

@@ -53,10 +53,14 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel's descriptor and metadata; ``user_sgpr_count`` may be more than what fills them (gfx11 wants 16)."""
+    """A kernel's descriptor and metadata; ``user_sgpr_count`` may be more than what fills them (gfx11 wants 16).
+
+    ``end`` is where its code ends by its symbol; ``entry`` where the symbol has no size, as assembly may leave it.
+    """
 
     name: str
     entry: int
+    end: int
     wave_size: int
     lds_bytes: int
     private_bytes: int
@@ -182,24 +186,27 @@ def _segments(data: bytes) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _symbols(data: bytes, heads: Mapping[str, tuple[int, int, int, int, int]]) -> dict[str, int]:
+def _symbols(data: bytes, heads: Mapping[str, tuple[int, int, int, int, int]]) -> dict[str, tuple[int, int]]:
+    """By name: value, size."""
     by_place = list(heads.values())
-    symbols: dict[str, int] = {}
+    symbols: dict[str, tuple[int, int]] = {}
     for _, offset, size, kind, link in heads.values():
         if kind not in (_SHT_SYMTAB, _SHT_DYNSYM):
             continue
         table = by_place[link][1]
         for at in range(offset, offset + size - 23, 24):
-            name, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", data, at)
-            symbols[data[table + name : data.index(b"\0", table + name)].decode()] = value
+            name, _, _, _, value, size_of = struct.unpack_from("<IBBHQQ", data, at)
+            symbols[data[table + name : data.index(b"\0", table + name)].decode()] = value, size_of
     return symbols
 
 
-def _kernel(described: dict[str, Any], symbols: Mapping[str, int], segments: tuple[Segment, ...], arch: Arch) -> Kernel:
+def _kernel(
+    described: dict[str, Any], symbols: Mapping[str, tuple[int, int]], segments: tuple[Segment, ...], arch: Arch
+) -> Kernel:
     name, symbol = str(described[".name"]), str(described[".symbol"])
     if symbol not in symbols:
         raise EmulationError(f"kernel {name} has no descriptor {symbol}")
-    address = symbols[symbol]
+    address, _ = symbols[symbol]
     data = next(
         (s.data[address - s.address :][:64] for s in segments if s.address <= address < s.address + len(s.data)), b""
     )
@@ -235,8 +242,9 @@ def _kernel(described: dict[str, Any], symbols: Mapping[str, int], segments: tup
         raise EmulationError(f"kernel {name} asks for {vgprs + agprs} vector registers; there are {_MOST_VGPRS}")
     if sgprs > _MOST_SGPRS:
         raise EmulationError(f"kernel {name} asks for {sgprs} scalar registers; there are {_MOST_SGPRS}")
+    entry += address + (PRELOAD_ENTRY if words else 0)
     return Kernel(
-        name, address + entry + (PRELOAD_ENTRY if words else 0), wave_size, lds, private, kernarg, arguments, user,
+        name, entry, max(entry, sum(symbols.get(symbol.removesuffix(".kd"), (0, 0)))), wave_size, lds, private, kernarg, arguments, user,
         count, (preload >> 7 & 0x1FF) * 4, words,
         (bool(rsrc2 >> 7 & 1), bool(rsrc2 >> 8 & 1), bool(rsrc2 >> 9 & 1)), bool(rsrc2 >> 10 & 1), rsrc2 >> 11 & 3,
         rsrc1 >> 12 & 0xFF, vgprs, sgprs,

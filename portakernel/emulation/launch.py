@@ -85,7 +85,7 @@ def emulate(
         memory.add_bytes(CODE_BASE + segment.address, segment.data, "the code object", writable=segment.writable)
     launch = _launch(made, kernel, *sizes, lds, bytes(kernarg))
     launch.budget, launch.check_conflicts = budget, int(check_conflicts)
-    launch.check_groups = int(check_conflicts and math.prod(sizes[0]) > 1 and not made.orders_workgroups)
+    launch.check_groups = int(check_conflicts and math.prod(sizes[0]) > 1 and not made.orders_workgroups(kernel))
     launch.threads = threads if threads is not None else _cores()
     return run(made, launch, memory)
 

@@ -123,6 +123,23 @@ def test_workgroups_and_work_items_know_where_they_are_in_three_dimensions(arch)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_atomics_of_another_kernel_in_the_file_order_no_workgroups_of_this_one(arch):
+    x = torch.arange(5 * 64, dtype=torch.int32)
+    ran = launch(arch, "shifted", (4,), (64,), [x, x], threads=1)
+    assert {one.kind for one in ran.findings} == {Kind.GROUP_CONFLICT}
+    count = torch.zeros(1, dtype=torch.int32)
+    assert launch(arch, "counted", (4,), (64,), [count]).clean
+    assert count.item() == 256
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_atomics_of_a_called_function_may_order_workgroups(arch):
+    x, count = torch.arange(5 * 64, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    assert launch(arch, "shifted_by_number", (4,), (64,), [x, x, count], threads=1).clean
+    assert count.item() == 256
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_functions_are_called_and_return(arch):
     out = torch.zeros(64, dtype=torch.int32)
     ran = launch(arch, "called", (1,), (64,), [out])
