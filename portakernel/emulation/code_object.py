@@ -243,8 +243,9 @@ def _kernel(
     if sgprs > _MOST_SGPRS:
         raise EmulationError(f"kernel {name} asks for {sgprs} scalar registers; there are {_MOST_SGPRS}")
     entry += address + (PRELOAD_ENTRY if words else 0)
+    end = max(entry, sum(symbols.get(symbol.removesuffix(".kd"), (0, 0))))
     return Kernel(
-        name, entry, max(entry, sum(symbols.get(symbol.removesuffix(".kd"), (0, 0)))), wave_size, lds, private, kernarg, arguments, user,
+        name, entry, end, wave_size, lds, private, kernarg, arguments, user,
         count, (preload >> 7 & 0x1FF) * 4, words,
         (bool(rsrc2 >> 7 & 1), bool(rsrc2 >> 8 & 1), bool(rsrc2 >> 9 & 1)), bool(rsrc2 >> 10 & 1), rsrc2 >> 11 & 3,
         rsrc1 >> 12 & 0xFF, vgprs, sgprs,

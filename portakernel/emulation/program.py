@@ -14,7 +14,6 @@ from portakernel.emulation.errors import EmulationError
 from portakernel.emulation.lines import Lines
 from portakernel.emulation.record import Record
 
-
 # Behind the code on RDNA.
 _PADDING = "s_code_end"
 # The first of the two registers that LLVM's functions return by.

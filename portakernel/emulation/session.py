@@ -98,9 +98,10 @@ def emulating(
 ) -> Iterator[list[Launched]]:
     """Within this context, Triton and HIP launches on CPU tensors are compiled for ``target``, and emulated.
 
-    Those of kernels that launch through ``portakernel.authoring.triton`` and ``portakernel.authoring.native``, of this
-    thread. ``budget`` are instructions of one wave, ``threads`` those of the host that run workgroups side by side.
-    The list fills with what was launched. Triton compiles for one target at a time in a process.
+    Those of this thread: through ``portakernel.authoring.triton`` and ``portakernel.authoring.native``, and by Triton
+    itself (``kernel[grid](...)``; an autotuned kernel has its first configuration). ``budget`` are instructions of one
+    wave, ``threads`` those of the host that run workgroups side by side. The list fills with what was launched. Triton
+    compiles for one target at a time in a process.
 
     Raises:
         EmulationError: the target is not emulated, or tinygrad is not installed.

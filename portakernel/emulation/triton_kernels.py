@@ -24,6 +24,7 @@ from portakernel.triton_launch.cache_folder import FOLDER
 from portakernel.triton_launch.descriptors import is_descriptor, tensor_of
 from portakernel.triton_launch.launch import OPTIONS, hash_helpers
 from portakernel.triton_launch.offline import MULTIPROCESSORS, PretendedDriver, gpu_target
+from portakernel.triton_launch.plain import bound, taking_plain_launches
 from portakernel.triton_launch.processor import Processor, pretending
 from portakernel.words.target import Target
 
@@ -46,10 +47,14 @@ def taking_triton_launches(session: Session) -> Iterator[None]:
     fingerprint.remember()
     gpu = gpu_target(session.target)
 
-    def take(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
+    def take_plain(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
         _launch(session, kernel, grid, args, meta)
 
-    with pretending(Processor(session.target.arch, MULTIPROCESSORS, gpu.warp_size), take), diverted(take):
+    def take(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
+        _launch(session, kernel, grid, args, {**OPTIONS, **meta})
+
+    processor = Processor(session.target.arch, MULTIPROCESSORS, gpu.warp_size)
+    with pretending(processor, take), diverted(take), taking_plain_launches(take_plain):
         yield
 
 
@@ -70,7 +75,7 @@ def _launch(
     if 0 in full:  # Triton's launchers then launch nothing (triton 3.6 to 3.9)
         return
     code = compiled.asm["hsaco"]
-    given, names = _given(kernel, compiled, args)
+    given, names = _given(kernel, compiled, args, meta)
     # behind the kernel's own arguments, memory that the compiler asked for
     expected = sum(not one.hidden for one in program(code, arch.name).loaded.kernel(known.name).arguments)
     scratch = [_scratch(known, kind, full) for kind in ("global", "profile")]
@@ -91,7 +96,7 @@ def _compiled(target: Target, kernel: Any, grid: Any, args: tuple[Any, ...], met
         drivers._active = _driver(target)
         try:
             hash_helpers(kernel)
-            return kernel.warmup(*args, grid=grid, **OPTIONS, **meta)
+            return kernel.warmup(*args, grid=grid, **meta)
         finally:
             drivers._active = active
 
@@ -102,12 +107,12 @@ def _driver(target: Target) -> PretendedDriver:
     return PretendedDriver(gpu_target(target))
 
 
-def _given(kernel: Any, compiled: Any, args: Sequence[Any]) -> tuple[list[Any], list[str]]:
+def _given(kernel: Any, compiled: Any, args: tuple[Any, ...], meta: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
     """The arguments that are there at run time, and their names: all that Triton has not compiled in."""
     signature: Mapping[str, Any] = compiled.src.signature
     given: list[Any] = []
     names: list[str] = []
-    for name, value in zip(kernel.arg_names, args, strict=False):
+    for name, value in bound(kernel, args, meta).items():
         _expand(name, value, signature[name], given, names)
     return given, names
 

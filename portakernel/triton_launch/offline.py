@@ -33,6 +33,7 @@ from portakernel.offline.compiled import Compiled
 from portakernel.triton_launch import fingerprint
 from portakernel.triton_launch.cache_folder import FOLDER
 from portakernel.triton_launch.launch import OPTIONS, hash_helpers
+from portakernel.triton_launch.plain import taking_plain_launches
 from portakernel.triton_launch.processor import Processor, pretending
 from portakernel.words.target import Target
 
@@ -76,6 +77,7 @@ def compiling(
 ) -> Iterator[list[Compiled]]:
     """Within this context, launches on meta tensors compile for ``target``, and what they compiled is in the list.
 
+    Launches by Triton itself (``kernel[grid](...)``) count too; of autotuned kernels the first configuration does.
     With ``multiprocessors``, those of a device of this machine, they fill Triton's cache with what launches on it look
     for, and nothing is read. With ``dry`` nothing is compiled, and the list holds what that cache lacks; this thread
     alone notices, and the device has to be current. With ``emulating`` nothing is compiled here: launches go to the
@@ -94,14 +96,16 @@ def compiling(
     records: list[Compiled] = []
     processor = Processor(target.arch, multiprocessors or MULTIPROCESSORS, gpu.warp_size)
     if dry:
-        with pretending(processor, _Search(target, records)):
+        search = _Search(target, records)
+        with pretending(processor, search), taking_plain_launches(search.plain):
             yield records
         return
     drivers: Any = runtime.driver
     active = drivers._active
     drivers._active = PretendedDriver(gpu)
     try:
-        with pretending(processor, _Recorder(target, records, read=multiprocessors is None)):
+        recorder = _Recorder(target, records, read=multiprocessors is None)
+        with pretending(processor, recorder), taking_plain_launches(recorder.plain):
             yield records
     finally:
         drivers._active = active
@@ -116,9 +120,13 @@ class _Recorder:
     read: bool
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
+        self.plain(kernel, grid, args, {**OPTIONS, **meta})
+
+    def plain(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
+        """Takes a launch by Triton itself, which has no options but its own."""
         hash_helpers(kernel)
         begin = time.perf_counter()
-        compiled = kernel.warmup(*args, grid=grid, **OPTIONS, **meta)
+        compiled = kernel.warmup(*args, grid=grid, **meta)
         record = Compiled(_name(kernel), str(self.target), seconds=time.perf_counter() - begin, key=compiled.hash)
         self.records.append(self._read(record, compiled) if self.read else record)
         if not self.read:
@@ -149,6 +157,10 @@ class _Search:
     records: list[Compiled]
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
+        self.plain(kernel, grid, args, {**OPTIONS, **meta})
+
+    def plain(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
+        """Takes a launch by Triton itself, which has no options but its own."""
         from triton.runtime._async_compile import active_mode
 
         hash_helpers(kernel)
@@ -158,7 +170,7 @@ class _Search:
         keys = _KeyCollector([])
         token = active_mode.set(keys)  # pyright: ignore[reportArgumentType] - of it, `submit` alone is called
         try:
-            asked.warmup(*args, grid=grid, **OPTIONS, **meta)
+            asked.warmup(*args, grid=grid, **meta)
         finally:
             active_mode.reset(token)
         for key in keys.seen:

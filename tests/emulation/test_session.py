@@ -3,6 +3,7 @@
 
 import importlib.util
 import re
+import threading
 
 import pytest
 
@@ -51,6 +52,21 @@ def _paired(pair, out, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(pair[0] + at) * pair[1])
 
 
+@triton.jit
+def _scaled(x, out, n, BLOCK: tl.constexpr, factor=2.0):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
+
+
+@triton.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])
+@triton.heuristics({"STEPS": lambda args: triton.cdiv(args["n"], args["BLOCK"])})
+@triton.jit
+def _tuned(x, out, n, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    for step in range(STEPS):
+        at = step * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + at, tl.load(x + at, mask=at < n) + BLOCK, mask=at < n)
+
+
 def _norm(x, weight):
     wide = x.double()
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight.double()
@@ -67,6 +83,49 @@ def test_a_triton_kernels_wrapper_is_run_whole_and_computes_what_float64_does(ta
     assert [one.kernel for one in launches] == ["norm_forward._forward"]
     assert launches[0].run.clean
     assert launches[0].run.counts.total > 0
+
+
+def test_a_launch_by_triton_itself_is_emulated():
+    x, out = torch.randn(100), torch.full((100,), torch.nan)
+    with emulating(GFX942) as launches:
+        _scaled[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, out=out, n=100, BLOCK=64, num_warps=2)
+    assert torch.equal(out, x * 2.0)
+    assert [(one.kernel, one.grid, one.block) for one in launches] == [("test_session._scaled", (2, 1, 1), (128,))]
+    assert launches[0].run.clean
+    with emulating(GFX942, check=False) as launches:
+        _shifted[(1,)](x, out, 100, 1, 128)
+    assert [one.region for one in launches[0].run.findings] == ["x"]
+
+
+def test_an_autotuned_kernel_has_its_first_configuration_and_remembers_none():
+    x, out = torch.randn(100), torch.full((100,), torch.nan)
+    with emulating(GFX942) as launches:
+        _tuned[(1,)](x, out, 100)
+    assert torch.equal(out, x + 32)
+    assert [one.kernel for one in launches] == ["test_session._tuned"]
+    assert not _tuned.cache
+
+
+def test_outside_of_the_context_and_in_other_threads_triton_launches_itself(monkeypatch):
+    def run(kernel, *args, grid, warmup, **options):
+        return "Triton's own"
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    x, returned = torch.zeros(1), []
+
+    def launch_by_triton():
+        returned.append(_scaled[(1,)](x, x, 1, BLOCK=32))
+
+    with emulating(GFX942) as launches:
+        with emulating(GFX1100):
+            assert triton.JITFunction.run is not run
+        thread = threading.Thread(target=launch_by_triton)
+        thread.start()
+        thread.join()
+    launch_by_triton()
+    assert launches == []
+    assert returned == ["Triton's own"] * 2
+    assert triton.JITFunction.run is run
 
 
 def test_a_grid_without_programs_launches_nothing():

@@ -1,5 +1,6 @@
 """Kernels are compiled for targets that are not here, and the assembly is read."""
 
+# ruff: noqa: N803
 from __future__ import annotations
 
 import re
@@ -10,6 +11,8 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+import triton
+import triton.language as tl
 
 from portakernel.claims.request import Phase
 from portakernel.offline.compiled import Compiled
@@ -20,6 +23,13 @@ from portakernel.words.target import Target
 from portakernel_kit.conformance import offline_jobs
 from portakernel_kit.conformance.offline_jobs import jobs
 from portakernel_plugins.triton.norms import rms_norm
+
+
+@triton.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])
+@triton.jit
+def _doubled(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
 
 
 def kernel(name: str):
@@ -41,6 +51,16 @@ def test_a_kernel_has_one_job_for_a_target_that_it_claims_with_backward_and_even
     assert job in every
     assert [one for one in every if one.evidence] == [job]
     assert {one.tensors[0].dtype for one in every} == {torch.float32, torch.float16, torch.bfloat16}
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset:UserWarning")
+@pytest.mark.parametrize("target", ["amd:gfx942", "nvidia:sm_90"])
+def test_a_launch_by_triton_itself_is_compiled_in_its_first_configuration(target):
+    x = torch.empty(100, device="meta")
+    with compiling(Target.parse(target)) as compiled:
+        _doubled[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, torch.empty_like(x), 100)
+    assert [(one.function, one.target) for one in compiled] == [("test_compile._doubled", target)]
+    assert "_doubled" in compiled[0].assembly
 
 
 # What ranks first among the cases of cutlass.scaled_mm it does not serve.
