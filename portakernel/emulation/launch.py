@@ -174,8 +174,10 @@ def _value(place: Argument, name: str, value: Any, memory: Memory) -> bytes:
         try:
             return address.to_bytes(place.size, "little")
         except OverflowError as error:
-            raise EmulationError(f"pointer {address:#x} does not fit argument {name} of {place.size} bytes") from error
-    if isinstance(value, bytes | bytearray) and len(value) == place.size:
+            raise EmulationError(f"pointer {address:#x} does not fit {name} of {place.size} bytes") from error
+    if isinstance(value, bytes | bytearray):
+        if len(value) != place.size:
+            raise EmulationError(f"{name} takes {place.size} bytes, not {len(value)}")
         return bytes(value)
     try:
         if isinstance(value, bool | int):
@@ -183,10 +185,10 @@ def _value(place: Argument, name: str, value: Any, memory: Memory) -> bytes:
         if isinstance(value, float):
             return struct.pack({2: "<e", 4: "<f", 8: "<d"}[place.size], value)
     except (OverflowError, KeyError) as error:
-        raise EmulationError(f"{value!r} does not fit argument {name} of {place.size} bytes") from error
+        raise EmulationError(f"{value!r} does not fit {name} of {place.size} bytes") from error
     if place.size == 8:  # a pointer that the metadata calls a value
         return memory.add_tensor(value, name).to_bytes(8, "little")
-    raise EmulationError(f"argument {name} of {place.size} bytes cannot be a {type(value).__name__}: {value!r}")
+    raise EmulationError(f"{name} of {place.size} bytes cannot be a {type(value).__name__}: {value!r}")
 
 
 def _packet(kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], lds: int) -> bytes:

@@ -105,7 +105,7 @@ def _extent(tensor: Any, name: str) -> tuple[int, int, int, int, int]:
     """A tensor's pointer, its lowest byte, the bytes from there to its last one, its storage's pointer and bytes."""
     if hasattr(tensor, "untyped_storage"):
         if tensor.device.type != "cpu":
-            raise EmulationError(f"argument {name} is on {tensor.device}; the emulator takes tensors on the CPU")
+            raise EmulationError(f"{name} is on {tensor.device}; the emulator takes tensors on the CPU")
         storage = tensor.untyped_storage()
         spans = [(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
         last = sum(spans) + 1 if tensor.numel() else 0
@@ -117,4 +117,4 @@ def _extent(tensor: Any, name: str) -> tuple[int, int, int, int, int]:
         high = sum(max(0, (size - 1) * step) for size, step in zip(tensor.shape, tensor.strides, strict=True))
         size = high - low + tensor.itemsize if tensor.size else 0
         return pointer, pointer + low, size, pointer + low, size
-    raise EmulationError(f"argument {name} is a {type(tensor).__name__}: pass a tensor, an array or None for a pointer")
+    raise EmulationError(f"{name} is a {type(tensor).__name__}: pass a tensor, an array or None for a pointer")

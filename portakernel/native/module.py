@@ -64,6 +64,20 @@ class Layout:
         self.packer = struct.Struct(form)
 
 
+def layout_of(facts: KernelFacts, parameters: Sequence[Parameter]) -> Layout:
+    """Where the parameters lie of a kernel that was compiled.
+
+    Raises:
+        ArgumentValueError: its parameters are not of these sizes.
+    """
+    layout = Layout(parameters)
+    if facts.parameters and tuple(layout.places) != facts.parameters:
+        theirs = ", ".join(f"{size} bytes at {at}" for at, size in facts.parameters)
+        ours = ", ".join(f"{parameter} at {at}" for parameter, (at, _) in zip(parameters, layout.places, strict=True))
+        raise ArgumentValueError(f"kernel {facts.name} takes {theirs}; its parameters are declared as {ours}")
+    return layout
+
+
 class _Memory(threading.local):
     """One thread's packed arguments, and the list of their addresses that the driver reads during a launch."""
 
@@ -82,13 +96,7 @@ class Function:
 
     def __init__(self, module: Module, facts: KernelFacts, parameters: Sequence[Parameter], handle: int) -> None:
         self.facts, self.module = facts, module  # the module's code is the function's
-        layout = Layout(parameters)
-        if facts.parameters and tuple(layout.places) != facts.parameters:
-            theirs = ", ".join(f"{size} bytes at {at}" for at, size in facts.parameters)
-            ours = ", ".join(
-                f"{parameter} at {at}" for parameter, (at, _) in zip(parameters, layout.places, strict=True)
-            )
-            raise ArgumentValueError(f"kernel {facts.name} takes {theirs}; its parameters are declared as {ours}")
+        layout = layout_of(facts, parameters)
         self.launch = _launch(module, handle, facts, parameters, layout)
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], shared_bytes: int, *args: Any) -> None:

@@ -111,10 +111,11 @@ def test_a_kernel_that_is_not_there_is_named(code):
         ([], r"^add takes 6 arguments \(.*\), not 0$"),
         (
             [1.5, None, None, 5, None, None],
-            r"^argument argument 0 is a float: pass a tensor, an array or None for a pointer$",
+            r"^argument 0 is a float: pass a tensor, an array or None for a pointer$",
         ),
-        ([None, None, None, 1 << 40, None, None], r"^1099511627776 does not fit argument argument 3 of 4 bytes$"),
-        ([torch.empty(4, device="meta")] * 3 + [4, None, None], r"^argument argument 0 is on meta; the emulator takes"),
+        ([None, None, None, 1 << 40, None, None], r"^1099511627776 does not fit argument 3 of 4 bytes$"),
+        ([None, None, None, b"12345678", None, None], r"^argument 3 takes 4 bytes, not 8$"),
+        ([torch.empty(4, device="meta")] * 3 + [4, None, None], r"^argument 0 is on meta; the emulator takes"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(code, arguments, message):
@@ -130,9 +131,7 @@ def test_a_pointer_that_is_given_another_size_than_pointers_have_is_named_or_fit
     if size > 7:
         assert launch(data).counts.total
         return
-    with pytest.raises(
-        EmulationError, match=rf"^pointer 0x[0-9a-f]+ does not fit argument argument 0 of {size} bytes$"
-    ):
+    with pytest.raises(EmulationError, match=rf"^pointer 0x[0-9a-f]+ does not fit argument 0 of {size} bytes$"):
         launch(data)
 
 
