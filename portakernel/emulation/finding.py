@@ -10,6 +10,10 @@ from portakernel.emulation.operand_text import register
 
 # The other wave of a finding that has none, as in ``engine/wave.h``.
 NO_WAVE = 0xFF
+# A null pointer and what a small index adds to it.
+_FIRST_PAGES = 1 << 16
+# Arguments lie further from each other (``memory.py``): an access so far from all of them is meant for none.
+_FAR = 1 << 24
 
 
 class Kind(IntEnum):
@@ -33,12 +37,22 @@ class Kind(IntEnum):
     HOST_SERVICE = 16
 
 
+_OF_ACCESSES = frozenset(
+    {
+        Kind.OUTSIDE, Kind.READ_ONLY, Kind.MISALIGNED, Kind.UNINITIALISED_LDS, Kind.CONFLICT, Kind.OUTSIDE_LDS,
+        Kind.UNINITIALISED_MEMORY, Kind.GROUP_CONFLICT, Kind.HOST_SERVICE,
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that an instruction did, the first time it did so; ``count`` says how often.
+    """One thing that an instruction did, the first time it did so; ``count`` says how often in all.
 
+    What an access of memory does wrong counts for each lane (of a scalar instruction for the wave), what was used
+    before a wait for each register, all else for each wave that executes the instruction.
     ``region`` names the tensor whose memory is nearest; ``distance`` are the bytes by which an access goes past its
-    end, negative before its begin. ``line`` is the kernel's source line where the code object has line tables.
+    end, negative before its start. ``line`` is the kernel's source line where the code object has line tables.
     ``other_text`` and ``other_offset`` are the other instruction of a conflict, the load that was not waited for, or
     the instruction that what nobody wrote comes from ("" and -1 where there is none).
     """
@@ -64,15 +78,28 @@ class Finding:
     def __str__(self) -> str:
         where = f"workgroup {self.workgroup}, wave {self.wave}, lane {self.lane}"
         place = f" ({self.line})" if self.line else ""
-        times = f", {self.count} times" if self.count > 1 else ""
+        times = f", {self.count} {self._unit()} in all" if self.count > 1 else ""
         return f"{self._what()}: {self.text} at {self.offset:#x}{place}; {where}{times}"
 
+    def _unit(self) -> str:
+        if self.kind in _OF_ACCESSES:
+            return "accesses" if self.instruction.startswith("s_") else "accesses of lanes"
+        return "registers" if self.kind is Kind.UNWAITED else "executions by waves"
+
     def _what(self) -> str:
+        if self.kind is Kind.OUTSIDE and self.region:
+            if self.address < _FIRST_PAGES:
+                return (
+                    f"an access of {self.bytes} bytes by a null pointer, at {self.address:#x} (None and tensors "
+                    "without elements are null pointers)"
+                )
+            if abs(self.distance) > _FAR:
+                return f"an access of {self.bytes} bytes at {self.address:#x}, which is no argument's memory"
         if self.kind in (Kind.OUTSIDE, Kind.OUTSIDE_LDS):
             of = "LDS" if self.kind is Kind.OUTSIDE_LDS else self.region or "private memory"
             if self.distance > 0:
                 return f"an access of {self.bytes} bytes ends {self.distance} bytes past the end of {of}"
-            return f"an access of {self.bytes} bytes begins {-self.distance} bytes before the begin of {of}"
+            return f"an access of {self.bytes} bytes begins {-self.distance} bytes before the start of {of}"
         if self.kind is Kind.CONFLICT:
             of = f"{self.region} at {self.address:#x}" if self.region else f"LDS byte {self.address}"
             return (

@@ -15,7 +15,7 @@ from portakernel.emulation.build import engine
 from portakernel.emulation.code_object import Argument, Kernel, LoadedObject
 from portakernel.emulation.counts import Counts, counted
 from portakernel.emulation.errors import EmulationError
-from portakernel.emulation.finding import Finding, Kind
+from portakernel.emulation.finding import NO_WAVE, Finding, Kind
 from portakernel.emulation.memory import CODE_BASE, KERNARG_BASE, PACKET_BASE, Memory, service_addresses
 from portakernel.emulation.operand_text import describe
 from portakernel.emulation.program import Program, program
@@ -101,7 +101,7 @@ def run(made: Program, launch: abi.Launch, memory: Memory) -> Run:
     if engine().emulate(ctypes.byref(launch)):
         raise EmulationError("the launch does not fit this machine's memory: emulate fewer threads, or a smaller grid")
     counters = [list(one) for one in arrays]
-    report = tuple(_finding(made, memory, findings[i]) for i in range(launch.finding_count))
+    report = tuple(_finding(made, memory, one) for one in _with_conflicts(findings[: launch.finding_count]))
     executed: dict[str, int] = {}
     for record, count in zip(made.records, counters[0], strict=True):
         if count:
@@ -235,6 +235,15 @@ def _user_sgprs(kernel: Kernel, kernarg: bytes) -> list[int]:
         part = kernarg[kernel.preload_offset :][: 4 * kernel.preload_words].ljust(4 * kernel.preload_words, b"\0")
         words += struct.unpack(f"<{kernel.preload_words}I", part)
     return words
+
+
+def _with_conflicts(findings: list[abi.RawFinding]) -> list[abi.RawFinding]:
+    """Of what a load gave that conflicts, each use says so; the engine says it with the first."""
+    waves = {one.record: one.other_wave for one in findings if one.kind == Kind.CONFLICT}
+    for one in findings:
+        if one.kind == Kind.UNINITIALISED_REGISTER and one.other_wave == NO_WAVE:
+            one.other_wave = waves.get(one.other_record, NO_WAVE)
+    return findings
 
 
 def _finding(made: Program, memory: Memory, raw: abi.RawFinding) -> Finding:

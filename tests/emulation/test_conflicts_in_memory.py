@@ -42,6 +42,16 @@ def turn_round(x, n, BLOCK: tl.constexpr):
     tl.store(x + n - 1 - at, tl.load(x + at))
 
 
+# The second use of one loaded value.
+@triton.jit
+def turn_round_twice(x, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, at)
+    loaded = tl.load(x + n - 1 - at)
+    tl.store(out + at, loaded)
+    tl.store(out + n + at, loaded)
+
+
 @triton.jit
 def address_after_store(x, out, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
@@ -84,6 +94,22 @@ def test_a_store_of_it_is_told_with_the_load_and_the_other_waves_store(arch):
         "an address, a stored value or a branch comes from a register nobody wrote, or from a load that conflicts with "
         f"a store of wave {use.other_wave} ({conflict.text}): {use.text}"
     )
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_each_use_of_it_names_the_conflict(arch):
+    block = 4 * wave_size(arch)
+    given = [torch.zeros(block, dtype=torch.int32), torch.zeros(2 * block, dtype=torch.int32), block]
+    ran = run(turn_round_twice, ("*i32", "*i32", "i32"), block, arch, given)
+    (conflict,) = [one for one in ran.findings if one.kind is Kind.CONFLICT and "load" in one.instruction]
+    uses = [one for one in ran.findings if one.kind is Kind.UNINITIALISED_REGISTER]
+    assert len(uses) == 2
+    for use in uses:
+        assert str(use).startswith(
+            "an address, a stored value or a branch comes from a register nobody wrote, or from a load that conflicts "
+            f"with a store of wave {conflict.other_wave} ({conflict.text}): {use.text}"
+        )
+        assert str(use).endswith(", 2 executions by waves in all")
 
 
 @pytest.mark.parametrize("arch", ARCHS)

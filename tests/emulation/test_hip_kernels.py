@@ -123,6 +123,15 @@ def test_workgroups_and_work_items_know_where_they_are_in_three_dimensions(arch)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_an_access_by_a_null_pointer_is_told_as_one(arch):
+    (finding,) = launch(arch, "reversed", (1,), (256,), [None, torch.zeros(256)]).findings
+    assert str(finding).startswith(
+        "an access of 4 bytes by a null pointer, at 0x0 (None and tensors without elements are null pointers): "
+    )
+    assert str(finding).endswith(", 256 accesses of lanes in all")
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_atomics_of_another_kernel_in_the_file_order_no_workgroups_of_this_one(arch):
     x = torch.arange(5 * 64, dtype=torch.int32)
     ran = launch(arch, "shifted", (4,), (64,), [x, x], threads=1)

@@ -143,7 +143,7 @@ def test_a_wrong_lane_of_dpp_is_named_where_its_value_is_stored(arch):
     assert re.fullmatch(
         r"an address, a stored value or a branch comes from a register that was not written in this lane \(what it "
         r"holds comes from v_mov_b32 v\d+, v\d+ row_shl:1 row_mask:0xf bank_mask:0xf at 0x[0-9a-f]+\): \S+_store_\S+ "
-        r".*; workgroup \(0, 0, 0\), wave 0, lane 15(, 2 times)?",
+        r".*; workgroup \(0, 0, 0\), wave 0, lane 15(, 2 executions by waves in all)?",
         str(found),
     )
 

@@ -4,6 +4,7 @@
 import importlib.util
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -181,6 +182,23 @@ def test_a_finding_is_raised_as_the_context_ends_with_instruction_wave_lane_and_
     assert (finding.kind, finding.region, finding.wave, finding.lane) == (Kind.OUTSIDE, "x", 0, 63)
     assert re.search(r"test_session\.py:\d+\); workgroup \(0, 0, 0\), wave 0, lane 63", str(raised.value))
     assert torch.equal(out[:63], x[1:])
+
+
+@pytest.mark.parametrize(
+    ("by", "what", "times"),
+    [
+        (2, "an access of 4 bytes ends 4 bytes past the end of x: ", ", 2 accesses of lanes in all"),
+        (1 << 26, r"an access of 4 bytes at 0x[0-9a-f]+, which is no argument's memory: ", ", 64 accesses of lanes"),
+    ],
+)
+def test_an_access_outside_says_how_far_it_is_from_the_nearest_tensor_unless_it_is_meant_for_none(by, what, times):
+    x, out = torch.randn(64), torch.zeros(64)
+    with emulating(GFX942, check=False) as launches:
+        launch(_shifted, (1, 1), x, out, 64, by, BLOCK=64, num_warps=1)
+    (finding,) = launches[0].run.findings
+    assert re.search(rf"^{what}.*, lane \d+{times}", str(finding)), str(finding)
+    before = replace(finding, distance=-4)
+    assert str(before).startswith("an access of 4 bytes begins 4 bytes before the start of x: ")
 
 
 def test_findings_can_be_read_instead_of_raised():

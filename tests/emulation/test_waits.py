@@ -149,7 +149,7 @@ def test_what_is_used_before_its_wait_is_named_with_its_load(arch, what):
     register = r"s2[01]" if "scalar" in what else r"v\d+"
     pattern = (
         rf"{register} is used before a wait for what loads it \({of_load} .* at 0x[0-9a-f]+\): {of_use} .* at "
-        r"0x[0-9a-f]+; workgroup \(0, 0, 0\), wave 0, lane \d+(, 2 times)?"
+        r"0x[0-9a-f]+; workgroup \(0, 0, 0\), wave 0, lane \d+(, 2 registers in all)?"
     )
     assert re.fullmatch(pattern, str(found))
 
