@@ -54,7 +54,8 @@ class Finding:
     ``region`` names the tensor whose memory is nearest; ``distance`` are the bytes by which an access goes past its
     end, negative before its start. ``line`` is the kernel's source line where the code object has line tables.
     ``other_text`` and ``other_offset`` are the other instruction of a conflict, the load that was not waited for, or
-    the instruction that what nobody wrote comes from ("" and -1 where there is none).
+    the instruction that what nobody wrote comes from ("" and -1 where there is none). ``address`` is a register's
+    number where one was used before its wait, and the budget where that was used up.
     """
 
     kind: Kind
@@ -129,7 +130,7 @@ class Finding:
             Kind.MISALIGNED: f"an access of {self.bytes} bytes at {self.address:#x} is misaligned",
             Kind.UNINITIALISED_LDS: f"a load of LDS byte {self.address}, which nobody wrote",
             Kind.UNINITIALISED_REGISTER: "an address, a stored value or a branch comes from a register nobody wrote",
-            Kind.BUDGET: "the wave has used up its instructions: an endless loop",
+            Kind.BUDGET: f"an endless loop, or more than {self.address} instructions of a wave",
             Kind.HOST_SERVICE: f"the kernel asks for {service_at(self.address)}, which the emulator does not have",
             Kind.UNKNOWN: "no table or handler knows this instruction",
             Kind.UNSUPPORTED: "the engine does not execute this instruction with these operands",

@@ -101,7 +101,7 @@ def run(made: Program, launch: abi.Launch, memory: Memory) -> Run:
     if engine().emulate(ctypes.byref(launch)):
         raise EmulationError("the launch does not fit this machine's memory: emulate fewer threads, or a smaller grid")
     counters = [list(one) for one in arrays]
-    report = tuple(_finding(made, memory, one) for one in _with_conflicts(findings[: launch.finding_count]))
+    report = tuple(_finding(made, memory, one) for one in _completed(findings[: launch.finding_count], launch))
     executed: dict[str, int] = {}
     for record, count in zip(made.records, counters[0], strict=True):
         if count:
@@ -237,12 +237,14 @@ def _user_sgprs(kernel: Kernel, kernarg: bytes) -> list[int]:
     return words
 
 
-def _with_conflicts(findings: list[abi.RawFinding]) -> list[abi.RawFinding]:
-    """Of what a load gave that conflicts, each use says so; the engine says it with the first."""
+def _completed(findings: list[abi.RawFinding], launch: abi.Launch) -> list[abi.RawFinding]:
+    """With what the engine leaves out: of a load that conflicts, it says so with the first use of what it gave."""
     waves = {one.record: one.other_wave for one in findings if one.kind == Kind.CONFLICT}
     for one in findings:
         if one.kind == Kind.UNINITIALISED_REGISTER and one.other_wave == NO_WAVE:
             one.other_wave = waves.get(one.other_record, NO_WAVE)
+        elif one.kind == Kind.BUDGET:
+            one.address = launch.budget
     return findings
 
 

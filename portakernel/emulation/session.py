@@ -20,7 +20,7 @@ from typing import Any
 from portakernel.emulation.arch import ARCHS
 from portakernel.emulation.errors import NO_TABLES, EmulationError
 from portakernel.emulation.launch import Run, emulate
-from portakernel.errors import PortakernelError
+from portakernel.errors import ArgumentTypeError, PortakernelError
 from portakernel.words.target import Target
 
 # Instructions of one wave: many times what kernels take on sizes that an emulator is asked for.
@@ -94,22 +94,28 @@ class Session:
 
 @contextmanager
 def emulating(
-    target: Target, *, budget: int = BUDGET, threads: int | None = None, check: bool = True
+    target: Target | str, *, budget: int = BUDGET, threads: int | None = None, check: bool = True
 ) -> Iterator[list[Launched]]:
     """Within this context, Triton and HIP launches on CPU tensors are compiled for ``target``, and emulated.
 
-    Those of this thread: through ``portakernel.authoring.triton`` and ``portakernel.authoring.native``, and by Triton
-    itself (``kernel[grid](...)``; an autotuned kernel has its first configuration). ``budget`` are instructions of one
-    wave, ``threads`` those of the host that run workgroups side by side. The list fills with what was launched. Triton
+    A text such as ``"amd:gfx942"`` is a target too. Launches are those of this thread: through
+    ``portakernel.authoring.triton`` and ``portakernel.authoring.native``, and by Triton itself (``kernel[grid](...)``;
+    an autotuned kernel has its first configuration). ``budget`` are instructions of one wave, ``threads`` those of the host that run workgroups side by side. The list fills with what was launched. Triton
     compiles for one target at a time in a process.
 
     Raises:
         EmulationError: the target is not emulated, or tinygrad is not installed.
+        ArgumentTypeError: it is no target; ArgumentValueError: nor a text that says one.
         FindingsError: a launch did not run to its end; or with ``check``, as the context ends, one has findings.
         CannotRun: a kernel needs more than the target has, or it cannot be compiled here.
     """
     from portakernel.emulation.native_kernels import taking_native_launches
 
+    if not isinstance(target, Target | str):
+        raise ArgumentTypeError(
+            f"emulating takes a target, such as 'amd:gfx942' or Target('amd', 'gfx942'), not {target!r}"
+        )
+    target = Target.parse(target) if isinstance(target, str) else target
     check_target(target)
     session = Session(target, budget, threads)
     with ExitStack() as stack:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("tinygrad")
@@ -67,12 +69,16 @@ def add(x, y, *, out=None):
 def acme(with_acme, tmp_path):
     """A dispatcher with ``acme.add``, whose module each test has anew."""
 
-    def make(*, last: str = "", launches: str = "True", offline: str = OFFLINE):
+    def make(*, last: str = "", launches: str = "True", offline: str = OFFLINE, plain: bool = False):
         folder = tmp_path / f"acme_{tmp_path.name}"
         folder.mkdir()
         (folder / "__init__.py").touch()
         (folder / "plugin.yaml").write_text((MANIFEST + offline + KERNELS).replace("HERE", folder.name))
-        (folder / "kernels.py").write_text(SOURCE.format(last=last, launches=launches))
+        source = SOURCE.format(last=last, launches=launches)
+        if plain:
+            source = source.replace("launch(_add, (cdiv(x.numel(), 256), 1), ", "_add[cdiv(x.numel(), 256),](")
+            assert "_add[" in source
+        (folder / "kernels.py").write_text(source)
         return with_acme(folder)
 
     return make
@@ -82,7 +88,7 @@ def acme(with_acme, tmp_path):
 def checked(acme):
     """The results of acme's kernel in the op's first cases, and where they are from."""
 
-    def check(**faults: str):
+    def check(**faults: Any):
         now = acme(**faults)
         kernel = now.registry.kernels["acme.add"]
         venue = find_venue(now, kernel, WHERE)
@@ -95,8 +101,9 @@ def checked(acme):
     return check
 
 
-def test_a_right_kernel_passes_and_its_results_name_the_emulated_target(checked):
-    results, venue = checked()
+@pytest.mark.parametrize("plain", [False, True], ids=["launched by portakernel", "launched by Triton"])
+def test_a_right_kernel_passes_and_its_results_name_the_emulated_target(checked, plain):
+    results, venue = checked(plain=plain)
     assert [str(result) for result in results if result.status != "passed"] == []
     assert {(result.device, result.mode) for result in results} == {("amd:gfx942 (emulated)", "emulated")}
     assert venue.emulator is not None
@@ -128,7 +135,12 @@ def test_a_kernel_that_launches_nothing_is_not_taken_for_emulated(checked):
 def test_what_cannot_be_emulated_says_why(acme):
     now = acme(offline="")
     kernel = now.registry.kernels["acme.add"]
-    reason = "plugin acme launches nothing in Triton or HIP C++ that could be compiled for amd:gfx942"
+    module = kernel.entry.partition(":")[0]
+    reason = (
+        "the manifest of plugin acme names no `offline`, which compiles its kernels for amd:gfx942: where they are in "
+        f"Triton, write `from portakernel.authoring.triton import compiling` in {module} and "
+        f"`offline: {module}:compiling` in the manifest (in HIP C++: from portakernel.authoring.native)"
+    )
     assert find_venue(now, kernel, WHERE) == Unavailable(reason)
     elsewhere = Emulated(Target("amd", "gfx1100"))
     assert find_venue(now, kernel, elsewhere) == Unavailable("serves amd gfx942, not amd:gfx1100")

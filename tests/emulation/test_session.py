@@ -20,7 +20,7 @@ from portakernel.authoring.native import target_of
 from portakernel.authoring.triton import launch, processor
 from portakernel.claims.capability import CannotRun
 from portakernel.emulation import EmulationError, FindingsError, Kind, emulating
-from portakernel.errors import ArgumentValueError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.words.target import Target
 from portakernel_plugins.hip import offline as hip_offline
 from portakernel_plugins.hip.rms_norm import rms_norm as hip_rms_norm
@@ -215,7 +215,9 @@ def test_a_launch_that_uses_up_its_budget_raises_at_once():
     with emulating(GFX942, budget=5, check=False) as launches:
         with pytest.raises(FindingsError, match="which did not run to its end"):
             launch(_shifted, (1, 1), x, out, 64, 0, BLOCK=64, num_warps=1)
-        assert [one.run.findings[0].kind for one in launches] == [Kind.BUDGET]
+        (finding,) = launches[0].run.findings
+        assert finding.kind is Kind.BUDGET
+        assert str(finding).startswith("an endless loop, or more than 5 instructions of a wave: ")
     assert torch.equal(out, torch.zeros(64))
 
 
@@ -249,6 +251,26 @@ def test_another_target_is_refused_by_name(target):
         pytest.fail("the context was entered")
     known = "amd:gfx90a, amd:gfx942, amd:gfx950, amd:gfx1100, amd:gfx1201"
     assert str(raised.value) == f"{target} is not emulated; these are: {known}"
+
+
+def test_a_target_may_be_given_as_text():
+    x, out = torch.randn(64), torch.zeros(64)
+    with emulating("amd:gfx1100") as launches:
+        launch(_shifted, (1, 1), x, out, 64, 0, BLOCK=64, num_warps=1)
+        assert target_of(x) == GFX1100
+    assert torch.equal(out, x)
+    assert launches[0].run.clean
+    with (
+        pytest.raises(ArgumentValueError, match=r"^target 'gfx942' is not of the form vendor:arch"),
+        emulating("gfx942"),
+    ):
+        pytest.fail("the context was entered")
+
+
+def test_what_is_no_target_is_refused_with_what_is_one():
+    with pytest.raises(ArgumentTypeError) as raised, emulating(None):
+        pytest.fail("the context was entered")
+    assert str(raised.value) == ("emulating takes a target, such as 'amd:gfx942' or Target('amd', 'gfx942'), not None")
 
 
 def test_without_tinygrad_the_extra_is_named(monkeypatch):

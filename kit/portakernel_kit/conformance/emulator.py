@@ -90,7 +90,12 @@ def emulator_of(dispatcher: Dispatcher, kernel: Kernel, target: Target) -> Emula
     """
     check_target(target)
     if dispatcher.registry.offline(kernel.plugin) is None:
-        return f"plugin {kernel.plugin} launches nothing in Triton or HIP C++ that could be compiled for {target}"
+        module = kernel.entry.partition(":")[0]
+        return (
+            f"the manifest of plugin {kernel.plugin} names no `offline`, which compiles its kernels for {target}: "
+            f"where they are in Triton, write `from portakernel.authoring.triton import compiling` in {module} and "
+            f"`offline: {module}:compiling` in the manifest (in HIP C++: from portakernel.authoring.native)"
+        )
     try:
         compiling = offline_context(dispatcher, kernel)
     except ImportError as error:
@@ -98,6 +103,7 @@ def emulator_of(dispatcher: Dispatcher, kernel: Kernel, target: Target) -> Emula
     if "emulating" not in inspect.signature(compiling).parameters:
         return (
             f"plugin {kernel.plugin} launches its kernels by means of its own, which no emulator takes; those that are "
-            "launched through portakernel.authoring.triton or portakernel.authoring.native can be emulated"
+            "launched by Triton or through portakernel.authoring.native can be emulated, where `offline` in the "
+            "manifest names a context that takes `emulating`, as the `compiling` of portakernel.authoring.triton does"
         )
     return Emulator(target, compiling)
