@@ -100,8 +100,9 @@ def emulating(
 
     A text such as ``"amd:gfx942"`` is a target too. Launches are those of this thread: through
     ``portakernel.authoring.triton`` and ``portakernel.authoring.native``, and by Triton itself (``kernel[grid](...)``;
-    an autotuned kernel has its first configuration). ``budget`` are instructions of one wave, ``threads`` those of the host that run workgroups side by side. The list fills with what was launched. Triton
-    compiles for one target at a time in a process.
+    an autotuned kernel has its first configuration). ``budget`` are instructions of one wave, ``threads`` those of the
+    host that run workgroups side by side. The list fills with what was launched. Triton compiles for one target at a
+    time in a process.
 
     Raises:
         EmulationError: the target is not emulated, or tinygrad is not installed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -84,21 +84,21 @@ def acme(with_acme, tmp_path):
     return make
 
 
+def results_of(now):
+    """The results of acme's kernel in the op's first cases, and where they are from."""
+    kernel = now.registry.kernels["acme.add"]
+    venue = find_venue(now, kernel, WHERE)
+    assert isinstance(venue, Venue)
+    suite = Suite(now, kernel, venue, 7)
+    units = [unit for unit in suite.units() if unit.kind == "case" and suite.would_run(unit)]
+    told = [unit for unit in suite.units() if unit.kind == "instructions"]
+    return [result for unit in (*units[:4], *told) for result in suite.run(unit)], venue
+
+
 @pytest.fixture
 def checked(acme):
-    """The results of acme's kernel in the op's first cases, and where they are from."""
-
-    def check(**faults: Any):
-        now = acme(**faults)
-        kernel = now.registry.kernels["acme.add"]
-        venue = find_venue(now, kernel, WHERE)
-        assert isinstance(venue, Venue)
-        suite = Suite(now, kernel, venue, 7)
-        units = [unit for unit in suite.units() if unit.kind == "case" and suite.would_run(unit)]
-        told = [unit for unit in suite.units() if unit.kind == "instructions"]
-        return [result for unit in (*units[:4], *told) for result in suite.run(unit)], venue
-
-    return check
+    """``results_of`` the kernel with faults."""
+    return lambda **faults: results_of(acme(**faults))
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["launched by portakernel", "launched by Triton"])
@@ -108,6 +108,20 @@ def test_a_right_kernel_passes_and_its_results_name_the_emulated_target(checked,
     assert {(result.device, result.mode) for result in results} == {("amd:gfx942 (emulated)", "emulated")}
     assert venue.emulator is not None
     assert venue.emulator.launched >= len({result.case for result in results})
+
+
+def test_the_plugin_that_is_shown_is_emulated(with_acme, tmp_path):
+    page = (Path(__file__).parents[2] / "docs/emulation.md").read_text(encoding="utf-8")
+    folder = tmp_path / f"acme_{tmp_path.name}"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    for name in ("plugin.yaml", "add.py"):
+        text = page.partition(f"# portakernel_acme/{name}\n")[2].partition("```")[0]
+        (folder / name).write_text(text.replace("portakernel_acme", folder.name))
+    results, venue = results_of(with_acme(folder))
+    assert [str(result) for result in results if result.status != "passed"] == []
+    assert venue.emulator is not None
+    assert venue.emulator.launched >= len({result.case for result in results}) > 3
 
 
 def test_the_last_result_says_of_each_instruction_of_the_kernel_whether_it_was_executed(checked):

@@ -83,6 +83,9 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
         "tests/cli/test_emulate.py::test_check_runs_cases_in_the_emulator_and_reports_it_as_their_place",
         "each takes many seconds; the tests of that file run smaller ones",
     ),
+    "docs/emulation.md: # portakernel_acme/add.py": (
+        "tests/conformance/test_emulator.py::test_the_plugin_that_is_shown_is_emulated", "Triton reads it from a file",
+    ),
     "docs/emulation.md: from portakernel.emulation import emulating": (
         "tests/emulation/test_session.py::test_a_triton_kernels_wrapper_is_run_whole_and_computes_what_float64_does",
         "the kernel is the reader's",
