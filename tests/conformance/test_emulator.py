@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tinygrad")
 pytest.importorskip("triton")
+import torch
 from cxx import HAS_CXX
 
 from portakernel import runtime
 from portakernel.contract.case import Case
 from portakernel.words.target import Target
-from portakernel_kit.conformance import runner
+from portakernel_kit.conformance import emulator, runner
+from portakernel_kit.conformance.drawn import trying
+from portakernel_kit.conformance.drawn.trying import Drew, Job
+from portakernel_kit.conformance.observing.isolation import Asked
+from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
 from portakernel_kit.conformance.unit import Unit
+from portakernel_kit.conformance.unit_processes import UnitsJob
 from portakernel_kit.conformance.venue import Emulated, Unavailable, Venue, find_venue
 from portakernel_kit.conformance.written import forward_of
 
@@ -69,7 +76,9 @@ def add(x, y, *, out=None):
 def acme(with_acme, tmp_path):
     """A dispatcher with ``acme.add``, whose module each test has anew."""
 
-    def make(*, last: str = "", launches: str = "True", offline: str = OFFLINE, plain: bool = False):
+    def make(
+        *, last: str = "", launches: str = "True", offline: str = OFFLINE, plain: bool = False, endless: bool = False
+    ):
         folder = tmp_path / f"acme_{tmp_path.name}"
         folder.mkdir()
         (folder / "__init__.py").touch()
@@ -78,6 +87,10 @@ def acme(with_acme, tmp_path):
         if plain:
             source = source.replace("launch(_add, (cdiv(x.numel(), 256), 1), ", "_add[cdiv(x.numel(), 256),](")
             assert "_add[" in source
+        if endless:
+            loop = "    while tl.load(x) < 1e30:\n        tl.store(out, 1.0)\n"
+            source = source.replace("BLOCK: tl.constexpr):\n", f"BLOCK: tl.constexpr):\n{loop}")
+            assert loop in source
         (folder / "kernels.py").write_text(source)
         return with_acme(folder)
 
@@ -144,6 +157,55 @@ def test_a_kernel_that_launches_nothing_is_not_taken_for_emulated(checked):
     results, _ = checked(launches="False")
     claims = {result.detail for result in results if result.status == "failed"}
     assert claims == {"the call launched nothing: no machine code was emulated (seed 7)"}
+
+
+GIVEN_UP = (
+    "left out: 3 calls of this kernel did not come to their end (an endless loop, more instructions than the budget of "
+    "a wave, or a deadlock)"
+)
+
+
+@pytest.fixture
+def endless(acme, monkeypatch):
+    """A dispatcher whose kernel loops for ever, and is given few instructions to do so."""
+    monkeypatch.setattr(emulator, "emulating", functools.partial(emulator.emulating, budget=2000))
+    return acme(endless=True)
+
+
+def test_after_three_calls_without_an_end_the_kernels_others_are_left_out(endless):
+    results, venue = results_of(endless)
+    failed = [result for result in results if result.status == "failed"]
+    assert len(failed) == 3
+    assert all("an endless loop, or more than 2000 instructions of a wave: " in result.detail for result in failed)
+    left = [result for result in results if result.aspect == "claim"]
+    assert len({result.case for result in left}) > 1
+    assert {(result.status, result.detail) for result in left} == {("skipped", GIVEN_UP)}
+    assert venue.emulator is not None
+    assert venue.emulator.endless == 3
+
+
+def test_the_calls_of_other_processes_count_too(endless, tmp_path):
+    kernel = endless.registry.kernels["acme.add"]
+    asked = Asked.of(endless, kernel, WHERE)
+    suite = Suite(*asked.placed(), 7)
+    places = tuple(p for p, unit in enumerate(suite.units()) if unit.kind == "case" and suite.would_run(unit))
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    first, second = (list(UnitsJob(asked, 7, some, taken).events()) for some in (places[:3], places[3:6]))
+    statuses = [[event.status for event in events if isinstance(event, Result)] for events in (first, second)]
+    assert statuses[0].count("failed") == 3
+    assert statuses[1] == ["skipped"] * 3
+    assert {event.detail for event in second if isinstance(event, Result)} == {GIVEN_UP}
+
+
+def test_no_more_requests_are_drawn_for_a_kernel_that_is_given_up(endless, monkeypatch):
+    monkeypatch.setattr(trying, "bound_memory", lambda: None)  # other tests run in this process, too
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    asked = Asked.of(endless, endless.registry.kernels["acme.add"], WHERE)
+    drew = [event for event in Job((asked,), 7, 600.0).events() if isinstance(event, Drew)]
+    results = [result for event in drew for result in event.results]
+    assert GIVEN_UP in {result.detail for result in results}
+    assert len(drew) <= 4  # the first one made smaller
 
 
 def test_what_cannot_be_emulated_says_why(acme):

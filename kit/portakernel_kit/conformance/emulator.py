@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from portakernel.deciding.dispatcher import Dispatcher
-from portakernel.emulation import Launched, emulating
+from portakernel.emulation import Kind, Launched, emulating
 from portakernel.emulation.session import check_target
 from portakernel.offline.compiled import Compiling
 from portakernel.offline.workers import offline_context
@@ -19,7 +19,9 @@ from portakernel.words.target import Target
 MODE = "emulated"
 # Tensors of the cases: an emulator does some ten million lane instructions a second, and a case makes a dozen calls.
 MOST_ELEMENTS = 1 << 15
-
+# So many calls of one kernel may not come to their end; its others are then left out: each costs as much again.
+MOST_ENDLESS = 3
+_ENDLESS = frozenset({Kind.BUDGET, Kind.DEADLOCK})
 
 # In code, and no part of what a kernel computes: what stands behind its end, and between instructions.
 _PADDING = frozenset({"s_code_end", "s_nop", "unknown"})
@@ -55,14 +57,16 @@ class Instructions:
 
 @dataclass(slots=True)
 class Emulator:
-    """Emulates what kernels of one plugin launch, for ``target``; ``launched`` counts the launches so far.
+    """Emulates what one kernel launches, for ``target``; ``launched`` counts the launches so far.
 
-    A call is over as its context ends, and raises what was found in it.
+    ``endless`` counts the calls that a deadlock or the budget of instructions has ended. A call is over as its context
+    ends, and raises what was found in it.
     """
 
     target: Target
     compiling: Compiling
     launched: int = 0
+    endless: int = 0
     instructions: Instructions = field(default_factory=Instructions)
 
     @contextmanager
@@ -79,7 +83,19 @@ class Emulator:
                 yield
             finally:
                 self.launched += len(launches)
+                kinds = {finding.kind for one in launches for finding in one.run.findings}
+                self.endless += bool(kinds & _ENDLESS)
                 self.instructions.add(launches)
+
+    @property
+    def given_up(self) -> str:
+        """Why no more calls of the kernel are to be made; empty where they are."""
+        if self.endless < MOST_ENDLESS:
+            return ""
+        return (
+            f"left out: {self.endless} calls of this kernel did not come to their end (an endless loop, more "
+            "instructions than the budget of a wave, or a deadlock)"
+        )
 
 
 def emulator_of(dispatcher: Dispatcher, kernel: Kernel, target: Target) -> Emulator | str:

@@ -194,8 +194,24 @@ class Suite:
         found = ending_in_words(outcomes[unit.kind](unit))
         # through autograd a case runs as a model runs it, with every thread
         name = told_name(self.contract, unit)
-        for outcome in on_one_thread(found) if unit.kind in ("case", "drawn") else found:
+        for outcome in on_one_thread(self._until_given_up(unit, found)) if unit.kind in ("case", "drawn") else found:
             yield self.result(name, outcome)
+
+    @property
+    def given_up(self) -> str:
+        """Why no more calls of the kernel are to be made; empty where they are."""
+        return self.venue.emulator.given_up if self.venue.emulator is not None else ""
+
+    def _until_given_up(self, unit: Unit, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+        """A case's outcomes, as far as the kernel is called."""
+        while not self.given_up:
+            try:
+                outcome = next(outcomes)
+            except StopIteration:
+                return
+            yield outcome
+        self.ran.pop(unit.name, None)  # no claim is to blame for what is left out
+        yield Outcome("claim", "skipped", self.given_up)
 
     def result(self, case: str, outcome: Outcome) -> Result:
         """An outcome as it is reported; with the seed, where that draws it again."""

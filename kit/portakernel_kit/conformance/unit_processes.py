@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from portakernel_kit.conformance.emulator import Instructions
+from portakernel_kit.conformance.emulator import Emulator, Instructions
 from portakernel_kit.conformance.observing.isolation import MOST_DEATHS, Asked, Death, run_apart
 from portakernel_kit.conformance.observing.observation import Finished
 from portakernel_kit.conformance.observing.side_by_side import side_by_side
@@ -71,7 +71,8 @@ class UnitsJob:
         for place in filter(self._take, self.places):
             suite.unusable = ""
             yield Begun(place)
-            yield from suite.run(units[place])
+            with self._counting_endless(suite.venue.emulator, place):
+                yield from suite.run(units[place])
             if is_lost(suite.venue.torch_device):
                 yield Finished(lost=True)
                 return
@@ -79,6 +80,19 @@ class UnitsJob:
             emulator = suite.venue.emulator
             yield done if emulator is None else replace(done, instructions=emulator.instructions)
         yield Finished()
+
+    @contextmanager
+    def _counting_endless(self, emulator: Emulator | None, place: int) -> Iterator[None]:
+        """Has an emulator count, beside its own, the calls without an end that those of the other processes had."""
+        if emulator is None:
+            yield
+            return
+        emulator.endless = known = len(list(self.taken.glob("endless *")))
+        try:
+            yield
+        finally:
+            for number in range(emulator.endless - known):
+                (self.taken / f"endless {place} {number}").touch()
 
     def _take(self, place: int) -> bool:
         try:

@@ -138,7 +138,7 @@ class _Tried:
         if failed:
             self.shrunk |= failed
             yield self._smaller(begun, unit, unit.case, results, min(failed))
-        return True
+        return not self.suite.given_up
 
     def _smaller(self, begun: Begun, unit: Unit, case: Case, results: tuple[Result, ...], aspect: str) -> Drew:
         """The smallest request that fails in this aspect too."""
