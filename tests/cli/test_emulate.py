@@ -56,6 +56,46 @@ def test_compile_counts_what_each_phase_executes(run):
     assert counted["error"] == ""
 
 
+PLAIN_MANIFEST = """\
+schema_version: 1
+plugin: acme
+offline: acme_for_cli_tests:compiling
+kernels:
+  - op: add
+    entry: acme_for_cli_tests:add
+    targets: {amd: [gfx942]}
+    dtypes: {x: [float32], y: [x]}
+    limits: {x.contiguous: {in: [true]}, y.contiguous: {in: [true]}}
+"""
+PLAIN = """\
+import torch
+import triton
+import triton.language as tl
+from portakernel.authoring.triton import compiling
+@triton.jit
+def _add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n), mask=at < n)
+def add(x, y, *, out=None):
+    made = torch.empty_like(x) if out is None or not out.is_contiguous() else out
+    _add[(triton.cdiv(x.numel(), 256),)](x, y, made, x.numel(), BLOCK=256)
+    return made if out is None or made is out else out.copy_(made)
+"""
+
+
+def test_a_kernel_that_triton_itself_launches_is_run_and_counted(run, install):
+    install("acme", manifest=PLAIN_MANIFEST, source=PLAIN)
+    ran = run(
+        "run add --emulate amd:gfx942 --kernel acme.add --shape x=8x100 --shape y=8x100 --dtype float32 --seed 1 --json"
+    )
+    assert ran.status == 0, ran.err
+    (result,) = ran.json["results"]
+    assert (result["disagreeing"], ran.json["findings"]) == (0, [])
+    assert result["largest_error"] < 1e-6  # the sum is held against float64
+    assert ran.json["count"]["launches"] == 1
+    assert ran.json["count"]["bytes_loaded"]["total"] == 2 * 4 * 8 * 100
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
