@@ -94,7 +94,8 @@ def candidates(kernel: str, size: int, target: Processor, element_bytes: int, un
     first = {"elements": chosen.elements, "warps": chosen.warps, "blocks": chosen.blocks, "resident_warps": resident}
     most, most_held = 1024 // target.warp_size, MOST_OF_A_LANE[size > 4096]
     one_block = [{"warps": warps} for warps in (1, 2, 4, 8, 16)]
-    for entry in (first, *entries()[kernel], *one_block):
+    others = [entry for entry in entries()[kernel] if "always" not in entry]
+    for entry in (first, *others, *one_block):
         warps = min(entry["warps"], most)
         key = (max(entry.get("elements", 1), 1), warps, entry.get("blocks", 1), entry.get("resident_warps", warps))
         whole = 1 << (size - 1).bit_length()
@@ -117,7 +118,7 @@ def counted(now: Dispatcher, emulator: Emulator, kernel: str, entry: dict[str, A
     whole = configurations.entries()
     kept = whole[kernel]
     assert isinstance(whole, dict)
-    whole[kernel] = [entry]
+    whole[kernel] = [*(one for one in kept if "always" in one), entry]
     configured.cache_clear()
     try:
         few = BACKWARD_MULTIPROCESSORS if phase is Phase.BACKWARD else MULTIPROCESSORS

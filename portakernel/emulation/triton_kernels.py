@@ -91,7 +91,7 @@ def _compiled(target: Target, kernel: Any, grid: Any, args: tuple[Any, ...], met
         drivers._active = _driver(target)
         try:
             hash_helpers(kernel)
-            return kernel.warmup(*args, grid=grid, **OPTIONS, **meta)
+            return kernel.warmup(*args, grid=grid, **{**OPTIONS, **meta})
         finally:
             drivers._active = active
 

@@ -118,7 +118,7 @@ class _Recorder:
     def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
         hash_helpers(kernel)
         begin = time.perf_counter()
-        compiled = kernel.warmup(*args, grid=grid, **OPTIONS, **meta)
+        compiled = kernel.warmup(*args, grid=grid, **{**OPTIONS, **meta})
         record = Compiled(_name(kernel), str(self.target), seconds=time.perf_counter() - begin, key=compiled.hash)
         self.records.append(self._read(record, compiled) if self.read else record)
         if not self.read:
@@ -158,7 +158,7 @@ class _Search:
         keys = _KeyCollector([])
         token = active_mode.set(keys)  # pyright: ignore[reportArgumentType] - of it, `submit` alone is called
         try:
-            asked.warmup(*args, grid=grid, **OPTIONS, **meta)
+            asked.warmup(*args, grid=grid, **{**OPTIONS, **meta})
         finally:
             active_mode.reset(token)
         for key in keys.seen:
