@@ -39,7 +39,6 @@ void begin_wave(Wave& w, const Launch& launch, uint32_t number) {
     if (launch.workgroup_id[d] && !in_ttmp) w.set(at++, group.id[d]);
   if (launch.workgroup_info) w.set(at++, 0);
   if (launch.private_bytes && launch.major < 11 && !in_ttmp) w.set(at++, 0);  // offset of this wave's private memory
-  w.set(NULL_REGISTER, 0);
   w.sgpr_known[1] |= 0xffffull << (TTMP - 64);  // ttmp registers
   if (in_ttmp) {
     w.set(TTMP + 9, group.id[0]);
