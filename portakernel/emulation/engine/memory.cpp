@@ -29,6 +29,10 @@ void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane)
   if (needed > 1 && address & (needed - 1)) wave.worker->report(wave, Kind::misaligned, lane, address, bytes);
 }
 
+void need_atomic_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane) {
+  if (bytes == 8 && (address & 7) == 4) wave.worker->report(wave, Kind::misaligned, lane, address, bytes);
+}
+
 void need_known(Wave& wave, uint64_t known, uint64_t lanes) {
   // which lanes take part may come from a conflicting load, in a way that says nothing of each
   if (!wave.raced_loads.empty() && !wave.unsure && !wave.scalar_known(EXEC, wave.lanes == 64)) known = 0;
@@ -88,6 +92,8 @@ void check_group_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool wri
   wave.worker->report(wave, Kind::group_conflict, lane, address, bytes, writes, region, NO_WAVE, NO_RECORD, other);
 }
 
+uint64_t away(int64_t distance) { return distance < 0 ? 0 - static_cast<uint64_t>(distance) : distance; }
+
 }  // namespace
 
 uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value,
@@ -118,7 +124,7 @@ uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, un
     }
     int64_t past = static_cast<int64_t>(address + bytes - (r.base + r.size));
     int64_t distance = address < r.base ? static_cast<int64_t>(address - r.base) : past;
-    if (std::llabs(distance) < std::llabs(nearest)) nearest = distance, near = i;
+    if (away(distance) < away(nearest)) nearest = distance, near = i;
   }
   if (address >> 40 == HOST_SERVICES >> 40) {  // a wave would wait for ever for what nobody does
     wave.worker->report(wave, Kind::host_service, lane, address, bytes);
@@ -143,21 +149,26 @@ uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsign
   if (writes) memset(&group.lds_written[offset], 1, bytes);
   else if (memchr(&group.lds_written[offset], 0, bytes))
     wave.worker->report(wave, Kind::uninitialised_lds, lane, offset, bytes);
-  if (!group.touched.empty() && !atomic) {
+  // the reading half of an atomic operation is one step with its writing one
+  if (!group.touched.empty() && !(atomic && !writes)) {
     uint8_t me = static_cast<uint8_t>(wave.number);
     bool told = value && !memcmp(&group.lds[offset], value, bytes);
     for (uint32_t b = 0; b < bytes; ++b) {
       Touch& t = group.touched[offset + b];
-      bool other_wrote = t.write_epoch == group.epoch && t.write_wave != me;
-      bool other_read = writes && t.read_epoch == group.epoch && (t.read_wave != me || t.several_read);
+      bool was_written = t.write_epoch == group.epoch, was_read = t.read_epoch == group.epoch;
+      bool other_wrote = was_written && (t.write_wave != me || t.several_atomic) && !(atomic && t.all_atomic);
+      bool other_read = writes && was_read && (t.read_wave != me || t.several_read);
       if ((other_wrote || other_read) && !told) {
         told = true;
         wave.worker->report(wave, Kind::conflict, lane, offset, bytes, writes, 0xffffffff,
                             other_wrote ? t.write_wave : t.read_wave, other_wrote ? t.write_record : t.read_record);
       }
       if (writes) {
+        bool both = atomic && was_written && t.all_atomic;
+        t.several_atomic = both && (t.several_atomic || t.write_wave != me);
+        t.all_atomic = atomic && (!was_written || t.all_atomic);
         t.write_epoch = group.epoch, t.write_wave = me, t.write_record = wave.pc;
-      } else if (t.read_epoch != group.epoch) {
+      } else if (!was_read) {
         t.read_epoch = group.epoch, t.read_wave = me, t.read_record = wave.pc, t.several_read = false;
       } else if (t.read_wave != me) {
         t.several_read = true;

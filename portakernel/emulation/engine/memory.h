@@ -8,7 +8,7 @@ namespace emu {
 // Where a store writes `value`, it does not conflict with another wave's store of the same.
 uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value = nullptr,
                    bool atomic = false);
-// In LDS; `writes` marks the bytes as written. Atomic accesses do not conflict with each other.
+// In LDS; `writes` marks the bytes as written. Atomic accesses do not conflict with each other, but with others they do.
 uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsigned lane, const void* value = nullptr,
                 bool atomic = false);
 uint8_t* scratch_at(Wave& wave, int64_t offset, uint32_t bytes, unsigned lane);
@@ -17,6 +17,8 @@ uint8_t* flat_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsi
                  bool atomic = false);
 
 void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane);
+// Of an atomic operation, which hardware takes at multiples of its size alone, beside what every access is asked for.
+void need_atomic_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane);
 // Says so where an address or a value that is stored was never written.
 void need_known(Wave& wave, uint64_t known, uint64_t lanes);
 // Of what is more than the writing of registers: says so where it depends on a conflicting load which of these lanes do it.

@@ -129,7 +129,8 @@ struct Touch {
   uint32_t write_epoch = 0, read_epoch = 0;
   uint32_t write_record = 0, read_record = 0;
   uint8_t write_wave = NO_WAVE, read_wave = NO_WAVE;
-  bool several_read = false;
+  // Of what wrote: nothing but atomic operations, and those of several waves.
+  bool several_read = false, all_atomic = false, several_atomic = false;
 };
 
 // The dwords of memory that waves of a workgroup touched since the last barrier: what is older counts as free.
