@@ -240,11 +240,48 @@ void mark_given(Wave& wave, unsigned code, uint64_t lanes) {
   if (wave.unsure) wave.origin(code) = wave.origin(EXEC);
 }
 
-void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes) {
+namespace {
+
+constexpr uint8_t NEVER = 0, KNOWN = 1, UNKNOWN = 2;  // of a byte of private memory: what was stored there
+
+// Where a place lies in the wave's private memory; not inside of it where it is another's.
+size_t into_scratch(const Wave& wave, const uint8_t* at) {
+  return reinterpret_cast<uintptr_t>(at) - reinterpret_cast<uintptr_t>(wave.scratch);
+}
+bool is_scratch(const Wave& wave, const uint8_t* at) {
+  return at && into_scratch(wave, at) < size_t{wave.scratch_bytes} * wave.lanes;
+}
+
+}  // namespace
+
+void remember_stored(Wave& wave, unsigned code, const Width& width, unsigned lane, const uint8_t* to) {
+  if (!is_scratch(wave, to)) return;
+  for (unsigned at = 0; at < width.bytes; at += 4) {
+    size_t into = into_scratch(wave, to) + at;
+    bool known = wave.vector_known(code + at / 4) >> lane & 1;
+    memset(wave.scratch_held + into, known ? KNOWN : UNKNOWN, std::min(4u, width.bytes - at));
+    wave.scratch_origins[into / 4] = wave.origin(code + at / 4);
+  }
+}
+
+void note_unwritten(Wave& wave, const Width& width, unsigned lane, const uint8_t* from, Unwritten& to) {
+  if (!is_scratch(wave, from)) return;
+  for (unsigned at = 0; at < width.bytes; at += 4) {
+    size_t into = into_scratch(wave, from) + at, bytes = std::min(4u, width.bytes - at);
+    // a word of which some bytes were written counts as written: compilers load the others beside them
+    if (memchr(wave.scratch_held + into, KNOWN, bytes)) continue;
+    to.lanes[at / 4] |= 1ull << lane;
+    bool stored = memchr(wave.scratch_held + into, UNKNOWN, bytes);
+    to.origins[at / 4] = stored ? wave.scratch_origins[into / 4] : wave.pc;
+  }
+}
+
+void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes, const Unwritten& unwritten) {
   for (unsigned w = 0; w < words(width); ++w) {
     uint64_t& known = wave.vector_known(code + w);
-    known = (known | lanes) & ~(wave.raced | wave.unsure);
+    known = (known | lanes) & ~(wave.raced | wave.unsure | unwritten.lanes[w]);
     if (wave.raced) wave.origin(code + w) = wave.pc;
+    else if (unwritten.lanes[w]) wave.origin(code + w) = unwritten.origins[w];
     else if (wave.unsure) wave.origin(code + w) = wave.origin(EXEC);
   }
   wave.raced = 0;

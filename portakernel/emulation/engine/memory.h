@@ -42,8 +42,19 @@ struct Stored {
 Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane);
 inline unsigned words(const Width& width) { return (width.bytes + 3u) / 4; }
 uint64_t data_known(Wave& wave, unsigned code, const Width& width);
+// Private memory keeps of each word whether somebody wrote it: registers spilled to it may hold nothing, and only their
+// use is a fault. After a store of registers to `to`, where that is private memory:
+void remember_stored(Wave& wave, unsigned code, const Width& width, unsigned lane, const uint8_t* to);
+// By word of a load: the lanes for which nobody wrote it, and the instruction that what it holds comes from.
+struct Unwritten {
+  uint64_t lanes[4] = {};
+  uint32_t origins[4] = {};
+};
+// Notes the words that a lane loads from there and nobody wrote.
+void note_unwritten(Wave& wave, const Width& width, unsigned lane, const uint8_t* from, Unwritten& to);
 // What a conflicting load gave may be old or new: it counts as written by nobody, and only its use is a fault.
-void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes);
+// `unwritten`: what it found in private memory that nobody wrote.
+void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes, const Unwritten& unwritten = {});
 // Registers that these lanes get, or may get, of LDS and atomics.
 void mark_given(Wave& wave, unsigned code, uint64_t lanes);
 // Of a load whose value goes where nothing tells of each lane whether it is known: its conflicts are faults at once.

@@ -67,10 +67,13 @@ void load(Wave& w, const Op& op) {
     return;
   }
   bool by_index = counts_records(op, b);
+  Unwritten unwritten;
   each_lane(exec, [&](unsigned l) { places[l] = buffer_place(w, op, b, l, width.bytes); });
   each_lane(exec, [&](unsigned l) {
     if (places[l].in_range || width.bytes <= 4 || by_index) {
-      load_into(w, op.dst, width, l, places[l].in_range ? place(w, b, places[l], width.bytes, false, l) : nullptr);
+      const uint8_t* from = places[l].in_range ? place(w, b, places[l], width.bytes, false, l) : nullptr;
+      note_unwritten(w, width, l, from, unwritten);
+      load_into(w, op.dst, width, l, from);
       return;
     }
     uint8_t value[16] = {};
@@ -82,7 +85,7 @@ void load(Wave& w, const Op& op) {
     }
     load_into(w, op.dst, width, l, value);
   });
-  mark_loaded(w, op.dst, width, exec);
+  mark_loaded(w, op.dst, width, exec, unwritten);
 }
 
 void store(Wave& w, const Op& op) {
@@ -96,7 +99,10 @@ void store(Wave& w, const Op& op) {
     if (p.in_range) {
       written |= 1ull << l;
       Stored value = stored(w, op.src[3], width, l);
-      if (uint8_t* to = place(w, b, p, width.bytes, true, l, value.bytes)) memcpy(to, value.bytes, width.bytes);
+      if (uint8_t* to = place(w, b, p, width.bytes, true, l, value.bytes)) {
+        memcpy(to, value.bytes, width.bytes);
+        remember_stored(w, op.src[3], width, l, to);
+      }
     } else if (width.bytes > 4 && !counts_records(op, b)) {
       for (unsigned at = 0; at < width.bytes; at += 4) {
         if (p.address + at - b.base + 4 > b.records) continue;
