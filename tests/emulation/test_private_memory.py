@@ -28,11 +28,12 @@ def spelled(arch, *lines):
     if arch.startswith("gfx9"):
         return list(lines)
     renamed = [line.replace("dwordx2", "b64").replace("dword", "b32").replace("short", "b16") for line in lines]
-    return [line.replace("s_waitcnt vmcnt(0)", "s_wait_loadcnt 0") for line in renamed] if arch == "gfx1201" else renamed
+    waited = "s_wait_loadcnt 0" if arch == "gfx1201" else "s_waitcnt vmcnt(0)"
+    return [line.replace("s_waitcnt vmcnt(0)", waited) for line in renamed]
 
 
 def run(arch, *lines):
-    """Lines in whose end v2, or v3, is stored; v0 is 0 and v1 is 5."""
+    """What is found of lines that may store to four words, and those; v0 is 0, v1 is 5, s[4:5] the words' address."""
     out = np.zeros(4, dtype=np.uint32)
     wide = 64 if arch.startswith("gfx9") else 32
     vgprs = {0: np.zeros(wide, dtype=np.uint32), 1: np.full(wide, 5, dtype=np.uint32)}
@@ -67,8 +68,9 @@ def test_what_nobody_wrote_may_be_loaded_and_stored_again_there(arch):
     assert run(arch, *lines, *again, STORED.format("v3"))[0] == {Kind.UNINITIALISED_REGISTER}
 
 
-def test_the_descriptor_of_private_memory_reaches_the_same(arch="gfx90a"):
+def test_the_descriptor_of_private_memory_reaches_the_same():
     """On gfx90a compilers spill by buffer instructions."""
+    arch = "gfx90a"
     descriptor = ["s_mov_b32 s8, 0", "s_movk_i32 s9, -254", "s_and_b32 s9, s9, 0xffff", "s_mov_b32 s10, -1",
                   "s_mov_b32 s11, 0xe00000", "s_mov_b32 s12, 0"]  # fmt: skip
     load = ["buffer_load_dword v2, v0, s[8:11], s12 offen", "s_waitcnt vmcnt(0)", STORED.format("v2")]
