@@ -44,7 +44,8 @@ from portakernel_plugins.triton.launching.configurations import bucket, configur
 ROWS = 16
 # In backward programs stay and take row after row, and each leaves its share of the weight's gradient: few of them.
 BACKWARD_ROWS, BACKWARD_MULTIPROCESSORS = 256, 4
-MOST_OF_A_LANE = 32
+# As AMD's entries have it: of rows up to 4096 columns, of longer ones.
+MOST_OF_A_LANE = (16, 32)
 DIFFERS = 1.3
 
 # By kernel of the file: the op, its phase, and what beside x's shape its call needs.
@@ -86,18 +87,20 @@ class Counted:
 
 
 def candidates(kernel: str, size: int, target: Processor, element_bytes: int, unit: int) -> Iterator[dict[str, Any]]:
-    """The entry that serves ``size``, then others of the kernel under which a lane holds no more than it may."""
+    """The entry that serves ``size``; others of the kernel, and whole rows, of which a lane holds no more than it may."""
     chosen = configured(kernel, target, bucket(size), element_bytes, unit)
     seen: set[tuple[int, ...]] = set()
     resident = chosen.warps * chosen.programs // target.multiprocessors
     first = {"elements": chosen.elements, "warps": chosen.warps, "blocks": chosen.blocks, "resident_warps": resident}
-    most = 1024 // target.warp_size
-    for entry in (first, *entries()[kernel]):
+    most, most_held = 1024 // target.warp_size, MOST_OF_A_LANE[size > 4096]
+    one_block = [{"warps": warps} for warps in (1, 2, 4, 8, 16)]
+    others = [entry for entry in entries()[kernel] if "always" not in entry]
+    for entry in (first, *others, *one_block):
         warps = min(entry["warps"], most)
         key = (max(entry.get("elements", 1), 1), warps, entry.get("blocks", 1), entry.get("resident_warps", warps))
         whole = 1 << (size - 1).bit_length()
         held = max(key[0] * key[2], whole if key[0] == 1 else 0)
-        if key in seen or (seen and not 4 <= held // (key[1] * target.warp_size) <= MOST_OF_A_LANE):
+        if key in seen or (seen and not 4 <= held // (key[1] * target.warp_size) <= most_held):
             continue
         seen.add(key)
         yield dict(zip(("elements", "warps", "blocks", "resident_warps"), key, strict=True))
@@ -115,7 +118,7 @@ def counted(now: Dispatcher, emulator: Emulator, kernel: str, entry: dict[str, A
     whole = configurations.entries()
     kept = whole[kernel]
     assert isinstance(whole, dict)
-    whole[kernel] = [entry]
+    whole[kernel] = [*(one for one in kept if "always" in one), entry]
     configured.cache_clear()
     try:
         few = BACKWARD_MULTIPROCESSORS if phase is Phase.BACKWARD else MULTIPROCESSORS

@@ -69,7 +69,9 @@ def _vector(word: Word) -> None:
     if name.startswith("v_accvgpr_mov"):
         record.dst += ACCUMULATION
         record.src[0] += ACCUMULATION
-    if record.src[0] == _SDWA_CODE and word.cdna and short:
+    if record.src[0] in (_SDWA_CODE, _DPP16_CODE, *_DPP8_CODES) and has_literal(name):
+        record.name = "unknown"  # one dword cannot be both
+    elif record.src[0] == _SDWA_CODE and word.cdna and short:
         _sdwa(word)
     else:
         _permutation_or_literal(word, codes)

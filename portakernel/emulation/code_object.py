@@ -16,6 +16,8 @@ _OSABI_HSA = 64
 _VERSIONS = {3: 5, 4: 6}  # EI_ABIVERSION: the version of the code object
 _PT_LOAD, _SHT_SYMTAB, _SHT_DYNSYM = 1, 2, 11
 _MOST_BYTES = 1 << 30
+# MODE's bit for it: results of 16 bits and less that are too large are the largest number.
+_FP16_OVFL = 23
 _MOST_VGPRS, _MOST_SGPRS = 512, 128
 # By bit of kernel_code_properties, in the order in which user SGPRs are filled: what, and how many.
 _USER_SGPRS = (
@@ -74,8 +76,6 @@ class Kernel:
     workgroup_info: bool
     workitem_dimensions: int
     mode: int
-    vgprs: int
-    sgprs: int
     most_threads: int
 
 
@@ -248,6 +248,6 @@ def _kernel(
         name, entry, end, wave_size, lds, private, kernarg, arguments, user,
         count, (preload >> 7 & 0x1FF) * 4, words,
         (bool(rsrc2 >> 7 & 1), bool(rsrc2 >> 8 & 1), bool(rsrc2 >> 9 & 1)), bool(rsrc2 >> 10 & 1), rsrc2 >> 11 & 3,
-        rsrc1 >> 12 & 0xFF, vgprs, sgprs,
+        rsrc1 >> 12 & 0xFF | (rsrc1 >> 26 & 1) << _FP16_OVFL,
         int(described.get(".max_flat_workgroup_size", 1024)),
     )  # fmt: skip

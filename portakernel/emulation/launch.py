@@ -210,7 +210,7 @@ def _launch(
     launch.wave_size = kernel.wave_size
     launch.grid, launch.block = (abi.U32 * 3)(*grid), (abi.U32 * 3)(*block)
     launch.lds_bytes, launch.private_bytes = lds, kernel.private_bytes
-    launch.sgprs, launch.vgprs, launch.mode = kernel.sgprs, kernel.vgprs, kernel.mode
+    launch.mode = kernel.mode
     words = _user_sgprs(kernel, kernarg)
     launch.user_sgprs, launch.user_sgpr_count = (abi.U32 * 32)(*words), kernel.user_sgpr_count
     launch.workgroup_id = (abi.U32 * 3)(*kernel.workgroup_ids)

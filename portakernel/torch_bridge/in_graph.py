@@ -62,6 +62,7 @@ def _record(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Map
     """A launch as a node of the graph: Inductor compiles the kernel, and launches it."""
     wrapped: Any = torch.library.wrap_triton(kernel)
     meta = {**meta, **getattr(kernel, IN_GRAPHS, {})}
+    meta.pop("enable_fp_fusion", None)  # Inductor has no place for it, and contracts
     # Inductor has a place for every parameter (torch 2.11): what has a default is given it
     left = kernel.params[len(args) :]
     defaults = {one.name: one.default for one in left if one.has_default and one.name not in meta}

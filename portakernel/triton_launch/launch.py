@@ -108,11 +108,11 @@ def _launch_anew(parameter: str | None, held: Held, grid: tuple[int, int], args:
 def _launched(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> Any:
     """Triton's own launch, which compiles what its cache lacks; the compiled kernel."""
     try:
-        return kernel[grid](*args, **OPTIONS, **meta)
+        return kernel[grid](*args, **{**OPTIONS, **meta})
     except OSError as error:
         if not FOLDER.recover(error):
             raise
-        return kernel[grid](*args, **OPTIONS, **meta)
+        return kernel[grid](*args, **{**OPTIONS, **meta})
 
 
 def hash_helpers(kernel: Any) -> None:

@@ -9,6 +9,8 @@ pytest.importorskip("triton")
 import torch
 from cxx import HAS_CXX
 
+from portakernel_kit.cli.run import command, counting
+
 pytestmark = [
     pytest.mark.skipif(not HAS_CXX, reason="lacks a C++ compiler, which compiles the engine"),
     pytest.mark.usefixtures("forked_workers"),
@@ -44,6 +46,41 @@ def test_run_prints_numbers_findings_and_counts_of_a_call_out_of_files(run, tmp_
     text = run(*words, *files).out
     assert "triton.add, emulated on amd:gfx942, seed 1" in text
     assert "executed, counted by the emulator: this is no time, and says nothing of one by itself" in text
+
+
+def test_what_is_drawn_beside_a_file_has_the_files_dtype(run, tmp_path):
+    torch.save(torch.randn(3, 64), tmp_path / "x.pt")
+    words = f"run rms_norm --emulate amd:gfx942 --kernel triton.rms_norm --seed 1 --input x={tmp_path / 'x.pt'}"
+    ran = run(f"{words} --json")
+    assert ran.status == 0, ran.err
+    (result,) = ran.json["results"]
+    assert (result["dtype"], result["shape"]) == ("float32", [3, 64])
+    ran = run(f"{words} --shape x=3x4")
+    assert ran.status == 2
+    assert "run: x is 3x4 by --shape and 3x64 by --input: leave out one" in ran.err
+
+
+def test_what_a_call_writes_into_its_arguments_is_its_result(run):
+    shapes = "--shape key=3x2x16 --shape value=3x2x16 --shape key_cache=8x2x2x16 --shape value_cache=8x2x2x16"
+    ran = run(f"run write_kv_cache --emulate amd:gfx942 --kernel triton.write_kv_cache --seed 1 --json {shapes}")
+    assert ran.status == 0, ran.out + ran.err
+    assert [(one["name"], one["largest_error"]) for one in ran.json["results"]] == [
+        ("key_cache", 0),
+        ("value_cache", 0),
+    ]
+
+
+def test_an_interrupted_call_says_so(run, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_interruptibly", interrupted)
+    words = "run add --emulate amd:gfx942 --kernel triton.add --shape x=40 --shape y=40 --seed 1"
+    ran = run(words)
+    assert ran.status == 130
+    assert "Interrupted in the call of triton.add, emulated on amd:gfx942, seed 1" in ran.out
+    known = {"seed": 1, "kernel": "triton.add", "target": "amd:gfx942", "interrupted": True}
+    assert run(f"{words} --json").json == known
 
 
 def test_compile_counts_what_each_phase_executes(run):
@@ -96,6 +133,16 @@ def test_a_kernel_that_triton_itself_launches_is_run_and_counted(run, install):
     assert ran.json["count"]["bytes_loaded"]["total"] == 2 * 4 * 8 * 100
 
 
+def test_what_a_kernel_raises_as_it_is_counted_is_its_count_s_error(run, monkeypatch):
+    def raising(*_):
+        raise ValueError("no grid\nmore of it")
+
+    monkeypatch.setattr(counting, "emulated_call", raising)
+    ran = run("compile --plugin triton --op add --target amd:gfx942 --count --json")
+    assert ran.status == 1
+    assert {(one["count"], one["error"]) for one in ran.json["counts"]} == {(None, "ValueError: no grid")}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -125,6 +172,10 @@ def test_a_kernel_that_triton_itself_launches_is_run_and_counted(run, install):
         ("run add --emulate amd:gfx942 --input z=z.pt", "unknown tensor argument 'z'"),
         ("run add --emulate amd:gfx942 --input x=x.txt", "--input: x.txt is neither a .npy nor a .pt file"),
         ("run add --emulate amd:gfx942 --input x=absent.pt", "--input: absent.pt cannot be read: [Errno 2]"),
+        (
+            "run rms_norm --emulate amd:gfx942 --shape x=1000000000000x64",
+            "run: with the reference in float64 this call takes about 4096000 GB; this machine has ",
+        ),
         ("compile --plugin triton --op add --target nvidia:sm_90 --count", "nvidia:sm_90 is not emulated"),
     ],
 )

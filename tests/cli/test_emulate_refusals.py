@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytest.importorskip("tinygrad")
@@ -135,6 +137,37 @@ def test_from_python_it_is_raised_where_the_launch_is_made(tmp_path, what):
     assert told[0] == "emulated on amd:gfx1201, acme.add over 1 workgroups, which did not run to its end:"
     assert told[1].startswith(f"  the kernel asks for {asked}, which the emulator does not have: ")
     assert len(told) == 2
+
+
+def test_wrong_numbers_are_named_by_the_ops_rule(run, install):
+    acme(install, "if (threadIdx.x == 7) { out[7] = 0; return; }")
+    ran = run(RUN)
+    assert ran.status == 1
+    (line,) = [one for one in ran.out.splitlines() if "wrong: " in one]
+    assert "sum: 1 of 40 elements differ; the worst, at [7]: got 0.0, want " in line
+    assert "within the op's tolerance" not in ran.out
+
+
+def entry(install, body):
+    """The plugin with another ``add``, whose body is given."""
+    source = SOURCE.partition("def add")[0]
+    install("acme", manifest=MANIFEST, source=f"{source}def add(x, y, *, out=None):\n    {body}\n")
+
+
+def test_a_call_that_launches_nothing_is_no_pass(run, install):
+    entry(install, "return x + y")
+    ran = run(RUN)
+    assert ran.status == 1
+    assert "the call launched nothing: no machine code was emulated" in ran.out
+
+
+def test_what_a_kernel_raises_itself_is_named_with_its_place(run, install):
+    entry(install, "raise RuntimeError('no grid')")
+    ran = run(RUN)
+    assert ran.status == 1
+    assert "Traceback" not in ran.out + ran.err
+    place = r"the kernel raised RuntimeError \(\S*acme_for_cli_tests/__init__\.py:\d+\): no grid"
+    assert re.search(place, re.sub(r"\s+", " ", ran.out)), ran.out
 
 
 def test_from_python_more_lds_than_the_chip_has_is_named(tmp_path):

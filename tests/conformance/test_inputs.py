@@ -177,6 +177,8 @@ def test_twin_lies_alike_in_memory_of_its_own():
 
 def test_same_bits_tells_zeros_apart_and_nan_from_no_nan():
     assert same_bits(torch.tensor([math.nan, 1.0]), torch.tensor([math.nan, 1.0]))
+    assert same_bits(torch.tensor([math.nan, 1.0]), torch.tensor([-math.nan, 1.0]))
+    assert not same_bits(torch.tensor([math.nan, 1.0]), torch.tensor([1.0, math.nan]))
     assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
     assert not same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.float16))
     assert same_bits(torch.tensor(1.0), torch.tensor(1.0))

@@ -72,6 +72,12 @@ def test_mode_is_written_and_read_and_rounds_what_follows(arch):
     assert (ran.sgpr(0), ran.sgpr(1)) == (0xF1, 0xF)
 
 
+def test_how_waits_are_scheduled_changes_no_result():
+    text = ["s_setreg_imm32_b32 hwreg(HW_REG_WAVE_SCHED_MODE, 0, 2), 2", "s_mov_b32 s0, 5"]
+    ran = run_single("gfx1201", text, sgprs={0: 0})
+    assert (ran.sgpr(0), ran.finding_kinds) == (5, frozenset())
+
+
 @pytest.mark.parametrize("arch", RDNA)
 def test_rounding_and_subnormals_have_instructions_of_their_own(arch):
     text = ["s_round_mode 1", "v_add_f32 v2, v0, v1", "s_denorm_mode 0", "v_mul_f32 v3, v4, v0"]

@@ -12,7 +12,9 @@ from cxx import HAS_CXX
 from emulated_kernels import add, compiled, rms_norm
 
 from portakernel.emulation import EmulationError, emulate
+from portakernel.emulation.arch import ARCHS
 from portakernel.emulation.code_object import load
+from portakernel.emulation.decoder import decode
 from portakernel.emulation.program import program
 
 pytestmark = [
@@ -148,6 +150,20 @@ def refused(code, at, size, seed):
         except EmulationError:
             count += 1
     return count
+
+
+def test_what_a_descriptor_says_of_results_that_are_too_large_is_in_the_mode(code):
+    at = descriptor_at(code) + 48
+    (rsrc1,) = struct.unpack_from("<I", code, at)
+    modes = [load(altered(code, at, "<I", rsrc1 | bit), "gfx942").kernels["add"].mode for bit in (0, 1 << 26)]
+    assert modes == [rsrc1 >> 12 & 0xFF, rsrc1 >> 12 & 0xFF | 1 << 23]
+
+
+@pytest.mark.parametrize(("arch", "raw"), [("gfx90a", "f91a302f507f47f9"), ("gfx950", "f99a752f8de8e8ad")])
+def test_an_instruction_with_a_literal_selects_no_bytes_as_well(arch, raw):
+    (record, *_), _ = decode(bytes.fromhex(raw), ARCHS[arch])
+    assert record.name == "unknown"
+    record.pack(0)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -43,6 +43,17 @@ SUMS = {
     "sub": ("s_sub_nc_u64 s[62:63], s[60:61], s[64:65]", 2),
     "mul": ("s_mul_u64 s[62:63], s[60:61], s[64:65]", 120),
 }
+# What a field of 32 bits beside 64 bits has behind it says nothing; what is left of a destination, and all of 64 bits
+# that are counted, do.
+WHOLE = {
+    "bitcmp": ("s_mov_b64 s[60:61], 12\\n s_bitcmp1_b64 s[60:61], s64\\n s_cselect_b32 s62, 7, 9", 9),
+    "bitset": ("s_mov_b64 s[62:63], 3\\n s_bitset1_b64 s[62:63], s64", 1027),
+}
+PARTLY = {
+    "bitset of nothing": "s_bitset1_b32 s62, s64",
+    "bitset of half": "s_mov_b32 s62, 0\\n s_bitset1_b64 s[62:63], s64\\n s_mov_b32 s62, s63",
+    "count": "s_bcnt1_i32_b64 s62, s[60:61]",
+}
 
 
 def cases(arch):
@@ -52,12 +63,18 @@ def cases(arch):
 @functools.cache
 def compiled(arch):
     named = {f"{name}_{word}": (text, word) for name, (text, _) in cases(arch).items() for word in ("s62", "s63")}
+    named |= {of_single(name): (text, "s62") for name, (text, _) in WHOLE.items()}
+    named |= {of_single(name): (text, "s62") for name, text in PARTLY.items()}
     kernels = [
         KERNEL.replace("NAME", name).replace("TEXT", text).replace("WORD", word) for name, (text, word) in named.items()
     ]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "words.hip").write_text("#include <hip/hip_runtime.h>\n" + "".join(kernels), encoding="ascii")
         return build(Source(Path(folder), "words.hip"), Target("amd", arch), Options(), tuple(named)).code
+
+
+def of_single(name):
+    return f"single_{name.replace(' ', '_')}"
 
 
 def run(arch, name):
@@ -78,3 +95,18 @@ def test_the_high_word_is_still_named_where_it_is_stored(arch):
     for name in cases(arch):
         ran, _ = run(arch, f"{name}_s63")
         assert [one.kind for one in ran.findings] == [Kind.UNINITIALISED_REGISTER], name
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_field_of_32_bits_is_one_register(arch, name):
+    ran, out = run(arch, of_single(name))
+    assert ran.clean, ran.findings
+    assert set(out.tolist()) == {WHOLE[name][1]}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", PARTLY)
+def test_what_of_64_bits_or_of_a_destination_nobody_wrote_is_named(arch, name):
+    ran, _ = run(arch, of_single(name))
+    assert [one.kind for one in ran.findings] == [Kind.UNINITIALISED_REGISTER]

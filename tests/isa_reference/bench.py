@@ -303,7 +303,8 @@ def _addresses(case: Case, state: State, draw: random.Random) -> None:
     """Where lanes load and store: aligned, each lane at places of its own but for atomics."""
     lanes = state.lanes
     state.set_scalars(64, 2, BASE)
-    state.scalar[66], state.scalar[67], state.scalar[68] = BUFFER_BYTES - 64, 0x00027000, 4 * draw.randrange(4)
+    # atomics of 64 bits are taken at multiples of 8 alone
+    state.scalar[66], state.scalar[67], state.scalar[68] = BUFFER_BYTES - 64, 0x00027000, 8 * draw.randrange(3)
     own = list(range(lanes))
     draw.shuffle(own)
     atomic = "atomic" in case.name or any(

@@ -25,7 +25,7 @@ from portakernel_kit.conformance.venue import Venue, claimed_targets
 
 PATH = Path(portakernel_plugins.triton.__file__).with_name("plugin.yaml")
 MANIFEST = load_manifest(PluginManifest, PATH, strict=True).manifest
-KEYS = {"blocks", "archs", "up_to", "element_bytes", "unit", "elements", "warps", "resident_warps", "options"}
+KEYS = {"blocks", "archs", "up_to", "element_bytes", "unit", "elements", "warps", "resident_warps", "options", "always"}
 KERNELS = {kernel.name or kernel.op: kernel for kernel in MANIFEST.kernels}
 
 

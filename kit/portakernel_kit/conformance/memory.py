@@ -139,11 +139,16 @@ def changed_around(tensor: Tensor, before: Tensor) -> bool:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal bit by bit: NaN equals itself, and zeros of different sign differ."""
+    """Whether two tensors are equal bit by bit: NaN equals NaN, and zeros of different sign differ.
+
+    Which sign and payload a NaN has, LLVM promises nobody.
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     # a copy even of what counts as contiguous: a dimension of one element may have any stride, which no view takes
     first, second = (x.clone(memory_format=torch.contiguous_format).reshape(-1) for x in (a, b))
+    if a.dtype.is_floating_point and a.dtype.itemsize > 1:  # not every operator knows those of a byte and less
+        first, second = (torch.where(x.isnan(), math.nan, x) for x in (first, second))
     return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 

@@ -129,7 +129,7 @@ class Numerics:
 
     def _draw(self, operands: Operands) -> _Draw | None:
         """The truth about a draw, or about a part of it; None where that would take too long."""
-        whole = _inputs(operands)
+        whole = inputs_of(operands)
         shapes = [whole.shape(result) for result in whole.results]
         elements = sum(t.numel() for t in whole.given.values()) + sum(math.prod(shape) for shape in shapes)
         part = None
@@ -277,7 +277,8 @@ def _judgement(name: str, outcome: Match | Mismatch | str) -> Judgement:
             return Judgement(Verdict.UNJUDGED, outcome)
 
 
-def _inputs(operands: Operands) -> Inputs:
+def inputs_of(operands: Operands) -> Inputs:
+    """A call's arguments as the conformance kit's cases have theirs."""
     contract = operands.contract
     parameters = dict(zip([parameter.name for parameter in contract.parameters], operands.values, strict=True))
     made = contract.at(parameters)

@@ -83,9 +83,9 @@ struct Launch {
   uint32_t grid[3], block[3];     // grid in workgroups
   const Region* regions;
   uint32_t region_count;
-  uint32_t lds_bytes, private_bytes, sgprs, vgprs;
+  uint32_t lds_bytes, private_bytes;
   uint32_t user_sgprs[32], user_sgpr_count;
-  uint32_t workgroup_id[3], workgroup_info, workitem_dimensions, mode, ieee_dx10;
+  uint32_t workgroup_id[3], workgroup_info, workitem_dimensions, mode;
   uint64_t budget;                // instructions of a wave
   uint32_t threads, check_conflicts;
   Finding* findings;

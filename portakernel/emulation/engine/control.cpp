@@ -1,4 +1,4 @@
-// Control: branches, calls, barriers, waits, messages, MODE.
+// Control: branches, calls, barriers, messages, MODE, indexed registers, hints. Waits for counters are in waits.cpp.
 #include "registry.h"
 
 namespace emu {
@@ -73,7 +73,7 @@ void get_register(Wave& w, const Op& op) {
 void set_mode(Wave& w, const Op& op, uint32_t value) {
   Field f = field_of(op.imm);
   if (f.id == 1) w.mode = (w.mode & ~field_mask(f)) | (value << f.offset & field_mask(f));
-  else if (f.id != 4 && f.id != 25) refuse(w);  // 25: SCHED_MODE decides about waits alone
+  else if (w.launch->major < 12 || f.id != 26) refuse(w);  // 26: SCHED_MODE decides about waits alone
 }
 
 void message(Wave& w, const Op& op) {

@@ -33,6 +33,7 @@ void read_lane(Wave& w, const Op& op) {
 
 void write_lane(Wave& w, const Op& op) {
   unsigned lane = w.scalar(op, op.src[1]) & (w.lanes - 1);
+  if (w.waits.outstanding) need_waited(w, op.dst, 1, BOTH_HALVES, 1ull << lane);
   w.vector(op.dst).lane[lane] = w.scalar(op, op.src[0]);
   uint64_t bit = 1ull << lane, &known = w.vector_known(op.dst);
   known = w.scalar_known(op.src[0]) ? known | bit : known & ~bit;
@@ -63,6 +64,8 @@ void permlane16(Wave& w, const Op& op, bool other, bool by_lane) {
 
 // The upper half (or odd rows) of one register against the lower half (or even rows) of the other.
 void swap_lanes(Wave& w, const Op& op, unsigned distance) {
+  for (unsigned code : {op.dst, op.src[0]})
+    if (w.waits.outstanding) need_waited(w, code, 1);
   Register &a = w.vector(op.dst), &b = w.vector(op.src[0]);
   uint64_t &ka = w.vector_known(op.dst), &kb = w.vector_known(op.src[0]);
   for (unsigned l = 0; l < w.lanes; ++l) {

@@ -16,7 +16,9 @@ void atomic(Wave& w, const Op& op) {
   bool compare_first = w.param & 0x100, returns = op.flags & RETURNS;
   unsigned registers = what.bytes / 4;
   uint64_t exec = w.exec();
-  need_known(w, lanes_known(w, op.src[0], 1) & lanes_known(w, op.src[1], registers), exec);
+  uint64_t known = lanes_known(w, op.src[0], 1) & lanes_known(w, op.src[1], registers);
+  if (is_compare(what)) known &= lanes_known(w, op.src[2], registers);
+  need_known(w, known, exec);
   need_sure(w, w.may_execute());
   each_lane(exec, [&](unsigned l) {
     uint64_t data = data_of(w, op.src[1], l, what.bytes), compare = 0;
@@ -25,6 +27,7 @@ void atomic(Wave& w, const Op& op) {
       if (compare_first) std::swap(data, compare);
     }
     uint64_t offset = w.vector(op.src[0]).lane[l] + static_cast<uint32_t>(op.imm);
+    need_atomic_alignment(w, static_cast<uint32_t>(offset), what.bytes, l);
     // what nobody wrote is read by it: the place is asked for as a load first
     if (!lds_at(w, static_cast<uint32_t>(offset), what.bytes, false, l, nullptr, true)) return;
     uint8_t* to = lds_at(w, static_cast<uint32_t>(offset), what.bytes, true, l, nullptr, true);

@@ -29,6 +29,10 @@ void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane)
   if (needed > 1 && address & (needed - 1)) wave.worker->report(wave, Kind::misaligned, lane, address, bytes);
 }
 
+void need_atomic_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane) {
+  if (bytes == 8 && (address & 7) == 4) wave.worker->report(wave, Kind::misaligned, lane, address, bytes);
+}
+
 void need_known(Wave& wave, uint64_t known, uint64_t lanes) {
   // which lanes take part may come from a conflicting load, in a way that says nothing of each
   if (!wave.raced_loads.empty() && !wave.unsure && !wave.scalar_known(EXEC, wave.lanes == 64)) known = 0;
@@ -88,6 +92,8 @@ void check_group_conflict(Wave& wave, uint64_t address, uint32_t bytes, bool wri
   wave.worker->report(wave, Kind::group_conflict, lane, address, bytes, writes, region, NO_WAVE, NO_RECORD, other);
 }
 
+uint64_t away(int64_t distance) { return distance < 0 ? 0 - static_cast<uint64_t>(distance) : distance; }
+
 }  // namespace
 
 uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value,
@@ -118,7 +124,7 @@ uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, un
     }
     int64_t past = static_cast<int64_t>(address + bytes - (r.base + r.size));
     int64_t distance = address < r.base ? static_cast<int64_t>(address - r.base) : past;
-    if (std::llabs(distance) < std::llabs(nearest)) nearest = distance, near = i;
+    if (away(distance) < away(nearest)) nearest = distance, near = i;
   }
   if (address >> 40 == HOST_SERVICES >> 40) {  // a wave would wait for ever for what nobody does
     wave.worker->report(wave, Kind::host_service, lane, address, bytes);
@@ -143,21 +149,26 @@ uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsign
   if (writes) memset(&group.lds_written[offset], 1, bytes);
   else if (memchr(&group.lds_written[offset], 0, bytes))
     wave.worker->report(wave, Kind::uninitialised_lds, lane, offset, bytes);
-  if (!group.touched.empty() && !atomic) {
+  // the reading half of an atomic operation is one step with its writing one
+  if (!group.touched.empty() && !(atomic && !writes)) {
     uint8_t me = static_cast<uint8_t>(wave.number);
     bool told = value && !memcmp(&group.lds[offset], value, bytes);
     for (uint32_t b = 0; b < bytes; ++b) {
       Touch& t = group.touched[offset + b];
-      bool other_wrote = t.write_epoch == group.epoch && t.write_wave != me;
-      bool other_read = writes && t.read_epoch == group.epoch && (t.read_wave != me || t.several_read);
+      bool was_written = t.write_epoch == group.epoch, was_read = t.read_epoch == group.epoch;
+      bool other_wrote = was_written && (t.write_wave != me || t.several_atomic) && !(atomic && t.all_atomic);
+      bool other_read = writes && was_read && (t.read_wave != me || t.several_read);
       if ((other_wrote || other_read) && !told) {
         told = true;
         wave.worker->report(wave, Kind::conflict, lane, offset, bytes, writes, 0xffffffff,
                             other_wrote ? t.write_wave : t.read_wave, other_wrote ? t.write_record : t.read_record);
       }
       if (writes) {
+        bool both = atomic && was_written && t.all_atomic;
+        t.several_atomic = both && (t.several_atomic || t.write_wave != me);
+        t.all_atomic = atomic && (!was_written || t.all_atomic);
         t.write_epoch = group.epoch, t.write_wave = me, t.write_record = wave.pc;
-      } else if (t.read_epoch != group.epoch) {
+      } else if (!was_read) {
         t.read_epoch = group.epoch, t.read_wave = me, t.read_record = wave.pc, t.several_read = false;
       } else if (t.read_wave != me) {
         t.several_read = true;
@@ -229,11 +240,48 @@ void mark_given(Wave& wave, unsigned code, uint64_t lanes) {
   if (wave.unsure) wave.origin(code) = wave.origin(EXEC);
 }
 
-void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes) {
+namespace {
+
+constexpr uint8_t NEVER = 0, KNOWN = 1, UNKNOWN = 2;  // of a byte of private memory: what was stored there
+
+// Where a place lies in the wave's private memory; not inside of it where it is another's.
+size_t into_scratch(const Wave& wave, const uint8_t* at) {
+  return reinterpret_cast<uintptr_t>(at) - reinterpret_cast<uintptr_t>(wave.scratch);
+}
+bool is_scratch(const Wave& wave, const uint8_t* at) {
+  return at && into_scratch(wave, at) < size_t{wave.scratch_bytes} * wave.lanes;
+}
+
+}  // namespace
+
+void remember_stored(Wave& wave, unsigned code, const Width& width, unsigned lane, const uint8_t* to) {
+  if (!is_scratch(wave, to)) return;
+  for (unsigned at = 0; at < width.bytes; at += 4) {
+    size_t into = into_scratch(wave, to) + at;
+    bool known = wave.vector_known(code + at / 4) >> lane & 1;
+    memset(wave.scratch_held + into, known ? KNOWN : UNKNOWN, std::min(4u, width.bytes - at));
+    wave.scratch_origins[into / 4] = wave.origin(code + at / 4);
+  }
+}
+
+void note_unwritten(Wave& wave, const Width& width, unsigned lane, const uint8_t* from, Unwritten& to) {
+  if (!is_scratch(wave, from)) return;
+  for (unsigned at = 0; at < width.bytes; at += 4) {
+    size_t into = into_scratch(wave, from) + at, bytes = std::min(4u, width.bytes - at);
+    // a word of which some bytes were written counts as written: compilers load the others beside them
+    if (memchr(wave.scratch_held + into, KNOWN, bytes)) continue;
+    to.lanes[at / 4] |= 1ull << lane;
+    bool stored = memchr(wave.scratch_held + into, UNKNOWN, bytes);
+    to.origins[at / 4] = stored ? wave.scratch_origins[into / 4] : wave.pc;
+  }
+}
+
+void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes, const Unwritten& unwritten) {
   for (unsigned w = 0; w < words(width); ++w) {
     uint64_t& known = wave.vector_known(code + w);
-    known = (known | lanes) & ~(wave.raced | wave.unsure);
+    known = (known | lanes) & ~(wave.raced | wave.unsure | unwritten.lanes[w]);
     if (wave.raced) wave.origin(code + w) = wave.pc;
+    else if (unwritten.lanes[w]) wave.origin(code + w) = unwritten.origins[w];
     else if (wave.unsure) wave.origin(code + w) = wave.origin(EXEC);
   }
   wave.raced = 0;

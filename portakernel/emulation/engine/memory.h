@@ -8,7 +8,7 @@ namespace emu {
 // Where a store writes `value`, it does not conflict with another wave's store of the same.
 uint8_t* global_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsigned lane, const void* value = nullptr,
                    bool atomic = false);
-// In LDS; `writes` marks the bytes as written. Atomic accesses do not conflict with each other.
+// In LDS; `writes` marks the bytes as written. Atomic accesses do not conflict with each other, but with others they do.
 uint8_t* lds_at(Wave& wave, uint64_t offset, uint32_t bytes, bool writes, unsigned lane, const void* value = nullptr,
                 bool atomic = false);
 uint8_t* scratch_at(Wave& wave, int64_t offset, uint32_t bytes, unsigned lane);
@@ -17,6 +17,8 @@ uint8_t* flat_at(Wave& wave, uint64_t address, uint32_t bytes, bool writes, unsi
                  bool atomic = false);
 
 void need_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane);
+// Of an atomic operation, which hardware takes at multiples of its size alone, beside what every access is asked for.
+void need_atomic_alignment(Wave& wave, uint64_t address, uint32_t bytes, unsigned lane);
 // Says so where an address or a value that is stored was never written.
 void need_known(Wave& wave, uint64_t known, uint64_t lanes);
 // Of what is more than the writing of registers: says so where it depends on a conflicting load which of these lanes do it.
@@ -40,8 +42,19 @@ struct Stored {
 Stored stored(Wave& wave, unsigned code, const Width& width, unsigned lane);
 inline unsigned words(const Width& width) { return (width.bytes + 3u) / 4; }
 uint64_t data_known(Wave& wave, unsigned code, const Width& width);
+// Private memory keeps of each word whether somebody wrote it: registers spilled to it may hold nothing, and only their
+// use is a fault. After a store of registers to `to`, where that is private memory:
+void remember_stored(Wave& wave, unsigned code, const Width& width, unsigned lane, const uint8_t* to);
+// By word of a load: the lanes for which nobody wrote it, and the instruction that what it holds comes from.
+struct Unwritten {
+  uint64_t lanes[4] = {};
+  uint32_t origins[4] = {};
+};
+// Notes the words that a lane loads from there and nobody wrote.
+void note_unwritten(Wave& wave, const Width& width, unsigned lane, const uint8_t* from, Unwritten& to);
 // What a conflicting load gave may be old or new: it counts as written by nobody, and only its use is a fault.
-void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes);
+// `unwritten`: what it found in private memory that nobody wrote.
+void mark_loaded(Wave& wave, unsigned code, const Width& width, uint64_t lanes, const Unwritten& unwritten = {});
 // Registers that these lanes get, or may get, of LDS and atomics.
 void mark_given(Wave& wave, unsigned code, uint64_t lanes);
 // Of a load whose value goes where nothing tells of each lane whether it is known: its conflicts are faults at once.

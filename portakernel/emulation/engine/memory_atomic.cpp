@@ -22,10 +22,11 @@ void one_lane(Wave& w, const Op& op, const AtomicOp& what, unsigned data_code, u
   if (what.bytes == 8) w.vector(op.dst + 1).lane[lane] = static_cast<uint32_t>(old >> 32);
 }
 
-void finish(Wave& w, const Op& op, const AtomicOp& what, unsigned data_code) {
+// `lanes` operate; what the others would add may be written by nobody.
+void finish(Wave& w, const Op& op, const AtomicOp& what, unsigned data_code, uint64_t lanes) {
   unsigned registers = what.bytes / 4;
-  need_known(w, lanes_known(w, data_code, registers * (is_compare(what) ? 2 : 1)), w.exec());
-  need_sure(w, w.may_execute());
+  need_known(w, lanes_known(w, data_code, registers * (is_compare(what) ? 2 : 1)), lanes & w.exec());
+  need_sure(w, lanes);
   if (op.flags & RETURNS)
     for (unsigned i = 0; i < registers; ++i) mark_given(w, op.dst + i, w.exec());
 }
@@ -36,8 +37,9 @@ void atomic(Wave& w, const Op& op) {
   check_address(w, op, space);
   uint64_t addresses[MOST_LANES];
   each_lane(w.exec(), [&](unsigned l) { addresses[l] = address_of(w, op, l, space); });
-  finish(w, op, what, op.src[2]);
+  finish(w, op, what, op.src[2], w.may_execute());
   each_lane(w.exec(), [&](unsigned l) {
+    need_atomic_alignment(w, addresses[l], what.bytes, l);
     uint8_t* to = space == flat_space ? flat_at(w, addresses[l], what.bytes, true, l, nullptr, true)
                                       : global_at(w, addresses[l], what.bytes, true, l, nullptr, true);
     one_lane(w, op, what, op.src[2], l, to);
@@ -48,10 +50,21 @@ void buffer_atomic(Wave& w, const Op& op) {
   const AtomicOp& what = ATOMICS[w.param];
   check_buffer_address(w, op);
   Buffer b = buffer_of(w, op);
-  finish(w, op, what, op.src[3]);
+  if (b.by_lane) return refuse(w);
+  Place places[MOST_LANES];
+  uint64_t in_range = 0;
+  each_lane(w.may_execute(), [&](unsigned l) {
+    places[l] = buffer_place(w, op, b, l, what.bytes);
+    in_range |= uint64_t{places[l].in_range} << l;
+  });
+  finish(w, op, what, op.src[3], in_range);
   each_lane(w.exec(), [&](unsigned l) {
-    Place p = buffer_place(w, op, b, l, what.bytes);
-    if (p.in_range) one_lane(w, op, what, op.src[3], l, global_at(w, p.address, what.bytes, true, l, nullptr, true));
+    if (in_range >> l & 1) {
+      need_atomic_alignment(w, places[l].address, what.bytes, l);
+      one_lane(w, op, what, op.src[3], l, global_at(w, places[l].address, what.bytes, true, l, nullptr, true));
+    } else if (op.flags & RETURNS) {
+      for (unsigned i = 0; i < what.bytes / 4; ++i) w.vector(op.dst + i).lane[l] = 0;
+    }
   });
 }
 

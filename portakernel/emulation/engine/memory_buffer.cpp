@@ -3,11 +3,16 @@
 
 namespace emu {
 
+// The range is one of records and of bytes in one of them. Without an index the stride says nothing: on gfx942 compilers
+// set it for the cache.
+static bool counts_records(const Op& op, const Buffer& b) { return b.stride && op.flags & INDEX_ENABLE; }
+
 Buffer buffer_of(Wave& w, const Op& op) {
   unsigned at = std::min<unsigned>(op.src[1], 124);
   uint64_t low = w.pair(at);
   uint64_t base = low & 0xffffffffffffull;
-  return {base, static_cast<uint32_t>(low >> 48) & 0x3fff, w.sgpr[at + 2], base == PRIVATE_APERTURE};
+  bool swizzled = low >> (w.rdna() ? 62 : 63), adds_lane = w.sgpr[at + 3] >> 23 & 1;
+  return {base, static_cast<uint32_t>(low >> 48) & 0x3fff, w.sgpr[at + 2], base == PRIVATE_APERTURE, swizzled || adds_lane};
 }
 
 Place buffer_place(Wave& w, const Op& op, const Buffer& b, unsigned lane, uint32_t bytes) {
@@ -18,7 +23,7 @@ Place buffer_place(Wave& w, const Op& op, const Buffer& b, unsigned lane, uint32
   if (offset_enabled) offset += w.vector(op.src[0] + (indexed ? 1 : 0)).lane[lane];
   uint64_t address = b.base + scalar + offset + index * b.stride;
   if (b.private_memory) return {address, true};
-  if (b.stride && indexed) return {address, index < b.records && offset + bytes <= b.stride};
+  if (counts_records(op, b)) return {address, index < b.records && offset + bytes <= b.stride};
   return {address, scalar <= b.records && offset + bytes <= b.records - scalar};
 }
 
@@ -43,6 +48,7 @@ void load(Wave& w, const Op& op) {
   const Width& width = LOADS[w.param];
   check_buffer_address(w, op);
   Buffer b = buffer_of(w, op);
+  if (b.by_lane && !b.private_memory) return refuse(w);
   Place places[MOST_LANES];
   uint64_t exec = w.exec();
   if (op.flags & TO_LDS) {
@@ -60,10 +66,14 @@ void load(Wave& w, const Op& op) {
     report_races(w);
     return;
   }
+  bool by_index = counts_records(op, b);
+  Unwritten unwritten;
   each_lane(exec, [&](unsigned l) { places[l] = buffer_place(w, op, b, l, width.bytes); });
   each_lane(exec, [&](unsigned l) {
-    if (places[l].in_range || width.bytes <= 4 || b.stride) {
-      load_into(w, op.dst, width, l, places[l].in_range ? place(w, b, places[l], width.bytes, false, l) : nullptr);
+    if (places[l].in_range || width.bytes <= 4 || by_index) {
+      const uint8_t* from = places[l].in_range ? place(w, b, places[l], width.bytes, false, l) : nullptr;
+      note_unwritten(w, width, l, from, unwritten);
+      load_into(w, op.dst, width, l, from);
       return;
     }
     uint8_t value[16] = {};
@@ -75,21 +85,25 @@ void load(Wave& w, const Op& op) {
     }
     load_into(w, op.dst, width, l, value);
   });
-  mark_loaded(w, op.dst, width, exec);
+  mark_loaded(w, op.dst, width, exec, unwritten);
 }
 
 void store(Wave& w, const Op& op) {
   const Width& width = STORES[w.param];
   check_buffer_address(w, op);
   Buffer b = buffer_of(w, op);
+  if (b.by_lane && !b.private_memory) return refuse(w);
   uint64_t written = 0;
   each_lane(w.exec(), [&](unsigned l) {
     Place p = buffer_place(w, op, b, l, width.bytes);
     if (p.in_range) {
       written |= 1ull << l;
       Stored value = stored(w, op.src[3], width, l);
-      if (uint8_t* to = place(w, b, p, width.bytes, true, l, value.bytes)) memcpy(to, value.bytes, width.bytes);
-    } else if (width.bytes > 4 && !b.stride) {
+      if (uint8_t* to = place(w, b, p, width.bytes, true, l, value.bytes)) {
+        memcpy(to, value.bytes, width.bytes);
+        remember_stored(w, op.src[3], width, l, to);
+      }
+    } else if (width.bytes > 4 && !counts_records(op, b)) {
       for (unsigned at = 0; at < width.bytes; at += 4) {
         if (p.address + at - b.base + 4 > b.records) continue;
         if (uint8_t* to = place(w, b, {p.address + at, true}, 4, true, l))

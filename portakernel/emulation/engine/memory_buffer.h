@@ -8,6 +8,7 @@ struct Buffer {
   uint64_t base;
   uint32_t stride, records;
   bool private_memory;  // the descriptor that the runtime sets up for scratch on gfx90a
+  bool by_lane;         // addresses are swizzled, or have the lane's number added: nothing but private memory asks for it
 };
 
 struct Place {

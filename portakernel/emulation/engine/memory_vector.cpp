@@ -36,10 +36,13 @@ void load(Wave& w, const Op& op) {
   check_address(w, op, space);
   uint64_t addresses[MOST_LANES];  // the result may overwrite the address
   each_lane(w.exec(), [&](unsigned l) { addresses[l] = address_of(w, op, l, space); });
+  Unwritten unwritten;
   each_lane(w.exec(), [&](unsigned l) {
-    load_into(w, op.dst, width, l, place(w, addresses[l], width.bytes, false, l, space, nullptr, op.cache));
+    const uint8_t* from = place(w, addresses[l], width.bytes, false, l, space, nullptr, op.cache);
+    note_unwritten(w, width, l, from, unwritten);
+    load_into(w, op.dst, width, l, from);
   });
-  mark_loaded(w, op.dst, width, w.exec());
+  mark_loaded(w, op.dst, width, w.exec(), unwritten);
 }
 
 void store(Wave& w, const Op& op) {
@@ -51,8 +54,10 @@ void store(Wave& w, const Op& op) {
   if (space != scratch_space) need_known(w, known, w.exec()), need_sure(w, w.may_execute());
   each_lane(w.exec(), [&](unsigned l) {
     Stored value = stored(w, op.src[2], width, l);
-    if (uint8_t* to = place(w, address_of(w, op, l, space), width.bytes, true, l, space, value.bytes, op.cache))
+    if (uint8_t* to = place(w, address_of(w, op, l, space), width.bytes, true, l, space, value.bytes, op.cache)) {
       memcpy(to, value.bytes, width.bytes);
+      remember_stored(w, op.src[2], width, l, to);
+    }
   });
 }
 

@@ -127,6 +127,7 @@ void write(Wave& wave, const Op& op, const VectorOp& vector, Alu& alu) {
     }
     default: break;
   }
+  if (op.permute == Permute::sdwa && op.dst_sel == 7) return refuse(wave);  // no field has that number
   if (op.permute == Permute::sdwa && op.dst_sel != 6) return write_sdwa(wave, op, alu);
   write_lanes(wave, op.dst, alu.out.u32, alu.active, alu.known);
 }

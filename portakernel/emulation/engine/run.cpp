@@ -39,7 +39,6 @@ void begin_wave(Wave& w, const Launch& launch, uint32_t number) {
     if (launch.workgroup_id[d] && !in_ttmp) w.set(at++, group.id[d]);
   if (launch.workgroup_info) w.set(at++, 0);
   if (launch.private_bytes && launch.major < 11 && !in_ttmp) w.set(at++, 0);  // offset of this wave's private memory
-  w.set(NULL_REGISTER, 0);
   w.sgpr_known[1] |= 0xffffull << (TTMP - 64);  // ttmp registers
   if (in_ttmp) {
     w.set(TTMP + 9, group.id[0]);
@@ -128,6 +127,7 @@ void run_group(Workgroup& group, Worker& worker, const Handler* handlers) {
   const Launch& launch = *worker.launch;
   std::fill(group.lds.begin(), group.lds.end(), 0xcd);
   std::fill(group.lds_written.begin(), group.lds_written.end(), 0);
+  std::fill(group.scratch_held.begin(), group.scratch_held.end(), 0);
   group.epoch += 1;
   for (uint32_t i = 0; i < group.waves.size(); ++i) begin_wave(group.waves[i], launch, i);
   if (launch.registers && group.index == 0) {
@@ -176,6 +176,8 @@ void work(Worker& worker, std::atomic<uint64_t>& next, uint64_t count, std::atom
   group.checks_conflicts = launch.check_conflicts && wave_count > 1;
   if (group.checks_conflicts) group.touched.resize(launch.lds_bytes);
   group.scratch.resize(static_cast<size_t>(launch.private_bytes) * launch.wave_size * wave_count);
+  group.scratch_held.resize(group.scratch.size());
+  group.scratch_origins.resize(group.scratch.size() / 4 + wave_count);
   group.waves.resize(wave_count);
   for (uint32_t i = 0; i < wave_count; ++i) {
     Wave& w = group.waves[i];
@@ -187,7 +189,9 @@ void work(Worker& worker, std::atomic<uint64_t>& next, uint64_t count, std::atom
     w.waits.coming.resize(2 * w.vgpr.size());
     w.origins.resize(SCALARS + w.vgpr.size());
     w.scratch_bytes = launch.private_bytes;
-    w.scratch = group.scratch.data() + static_cast<size_t>(i) * launch.private_bytes * launch.wave_size;
+    size_t begin = static_cast<size_t>(i) * launch.private_bytes * launch.wave_size;
+    w.scratch = group.scratch.data() + begin, w.scratch_held = group.scratch_held.data() + begin;
+    w.scratch_origins = group.scratch_origins.data() + begin / 4;
   }
   for (uint64_t at; !stopped && (at = next++) < count;) {
     group.index = at;

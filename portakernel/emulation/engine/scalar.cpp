@@ -73,6 +73,7 @@ int sign_bits(int64_t v, int bits) {
 #define LOW64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.set_words((expr), s.word_known(0, 0) && s.word_known(1, 0), s.known(true)); })
 // A 64-bit value and a shift, or a field, of 32 bits.
 #define SHIFT64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; bool k = w.scalar_known(op.src[0], true) && w.scalar_known(op.src[1]); uint64_t r; expr; w.set_pair(op.dst, r, k); s.scc(r != 0, k); })
+#define BIT64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.scc((expr), w.scalar_known(op.src[0], true) && w.scalar_known(op.src[1])); })
 #define COMPARE(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.scc((expr), s.known()); })
 #define COMPARE64(name, expr) add(name, Family::scalar, [](Wave& w, const Op& op) { S s{w, op}; s.scc((expr), s.known(true)); })
 
@@ -87,31 +88,30 @@ void moves() {
   OP64("s_brev_b64", r = reverse64(s.uu(0)));
   OP32_NZ("s_bcnt0_i32_b32", r = 32 - __builtin_popcount(s.u(0)));
   OP32_NZ("s_bcnt1_i32_b32", r = __builtin_popcount(s.u(0)));
-  OP32_NZ("s_bcnt0_i32_b64", r = 64 - __builtin_popcountll(s.uu(0)));
-  OP32_NZ("s_bcnt1_i32_b64", r = __builtin_popcountll(s.uu(0)));
+  OP32_NZ("s_bcnt0_i32_b64", k = s.known(true); r = 64 - __builtin_popcountll(s.uu(0)));
+  OP32_NZ("s_bcnt1_i32_b64", k = s.known(true); r = __builtin_popcountll(s.uu(0)));
   for (const char* name : {"s_ff1_i32_b32", "s_ctz_i32_b32"}) OP32(name, r = s.u(0) ? __builtin_ctz(s.u(0)) : ~0u);
-  for (const char* name : {"s_ff1_i32_b64", "s_ctz_i32_b64"}) OP32(name, r = s.uu(0) ? __builtin_ctzll(s.uu(0)) : ~0u);
+  for (const char* name : {"s_ff1_i32_b64", "s_ctz_i32_b64"}) OP32(name, k = s.known(true); r = s.uu(0) ? __builtin_ctzll(s.uu(0)) : ~0u);
   OP32("s_ff0_i32_b32", r = ~s.u(0) ? __builtin_ctz(~s.u(0)) : ~0u);
-  OP32("s_ff0_i32_b64", r = ~s.uu(0) ? __builtin_ctzll(~s.uu(0)) : ~0u);
+  OP32("s_ff0_i32_b64", k = s.known(true); r = ~s.uu(0) ? __builtin_ctzll(~s.uu(0)) : ~0u);
   for (const char* name : {"s_flbit_i32_b32", "s_clz_i32_u32"}) OP32(name, r = s.u(0) ? __builtin_clz(s.u(0)) : ~0u);
-  for (const char* name : {"s_flbit_i32_b64", "s_clz_i32_u64"}) OP32(name, r = s.uu(0) ? __builtin_clzll(s.uu(0)) : ~0u);
+  for (const char* name : {"s_flbit_i32_b64", "s_clz_i32_u64"}) OP32(name, k = s.known(true); r = s.uu(0) ? __builtin_clzll(s.uu(0)) : ~0u);
   for (const char* name : {"s_flbit_i32", "s_cls_i32"}) OP32(name, r = sign_bits(s.i(0), 32));
-  for (const char* name : {"s_flbit_i32_i64", "s_cls_i32_i64"}) OP32(name, r = sign_bits(s.ii(0), 64));
+  for (const char* name : {"s_flbit_i32_i64", "s_cls_i32_i64"}) OP32(name, k = s.known(true); r = sign_bits(s.ii(0), 64));
   OP32("s_sext_i32_i8", r = static_cast<int8_t>(s.u(0)));
   OP32("s_sext_i32_i16", r = static_cast<int16_t>(s.u(0)));
   OP32_NZ("s_abs_i32", r = s.i(0) < 0 ? -s.u(0) : s.u(0));
-  OP32("s_bitset0_b32", r = w.sgpr[op.dst & 127] & ~(1u << (s.u(0) & 31)));
-  OP32("s_bitset1_b32", r = w.sgpr[op.dst & 127] | 1u << (s.u(0) & 31));
-  OP64("s_bitset0_b64", r = w.scalar64(op, op.dst) & ~(1ull << (s.u(0) & 63)));
-  OP64("s_bitset1_b64", r = w.scalar64(op, op.dst) | 1ull << (s.u(0) & 63));
+  // what they leave of the destination is read
+  OP32("s_bitset0_b32", k &= w.scalar_known(op.dst); r = w.scalar(op, op.dst) & ~(1u << (s.u(0) & 31)));
+  OP32("s_bitset1_b32", k &= w.scalar_known(op.dst); r = w.scalar(op, op.dst) | 1u << (s.u(0) & 31));
+  OP32_64("s_bitset0_b64", k &= w.scalar_known(op.dst, true); r = w.scalar64(op, op.dst) & ~(1ull << (s.u(0) & 63)));
+  OP32_64("s_bitset1_b64", k &= w.scalar_known(op.dst, true); r = w.scalar64(op, op.dst) | 1ull << (s.u(0) & 63));
   add("s_bitreplicate_b64_b32", Family::scalar, [](Wave& w, const Op& op) {
     S s{w, op};
     uint64_t r = 0;
     for (int i = 0; i < 32; ++i) r |= (s.u(0) >> i & 1) * (3ull << 2 * i);
     w.set_pair(op.dst, r, s.known());
   });
-  auto wqm = [](uint64_t v) { uint64_t r = 0; for (int i = 0; i < 64; i += 4) if (v >> i & 15) r |= 15ull << i; return r; };
-  (void)wqm;
   OP32_NZ("s_wqm_b32", r = 0; for (int i = 0; i < 32; i += 4) if (s.u(0) >> i & 15) r |= 15u << i);
   OP64_NZ("s_wqm_b64", r = 0; for (int i = 0; i < 64; i += 4) if (s.uu(0) >> i & 15) r |= 15ull << i);
 }
@@ -179,7 +179,7 @@ void compares() {
   COMPARE("s_cmp_le_i32", s.i(0) <= s.i(1)); COMPARE("s_cmp_le_u32", s.u(0) <= s.u(1));
   COMPARE64("s_cmp_eq_u64", s.uu(0) == s.uu(1)); COMPARE64("s_cmp_lg_u64", s.uu(0) != s.uu(1));
   COMPARE("s_bitcmp0_b32", !(s.u(0) >> (s.u(1) & 31) & 1)); COMPARE("s_bitcmp1_b32", s.u(0) >> (s.u(1) & 31) & 1);
-  COMPARE64("s_bitcmp0_b64", !(s.uu(0) >> (s.u(1) & 63) & 1)); COMPARE64("s_bitcmp1_b64", s.uu(0) >> (s.u(1) & 63) & 1);
+  BIT64("s_bitcmp0_b64", !(s.uu(0) >> (s.u(1) & 63) & 1)); BIT64("s_bitcmp1_b64", s.uu(0) >> (s.u(1) & 63) & 1);
 }
 
 // SOPK: sdst is both, and the constant is sign-extended in `imm`.

@@ -101,14 +101,14 @@ void issue(Wave& w, const Op& op) {
   }
 }
 
-void need_waited(Wave& w, unsigned code, unsigned words, unsigned halves) {
+void need_waited(Wave& w, unsigned code, unsigned words, unsigned halves, uint64_t among) {
   Waits& waits = w.waits;
   for (unsigned i = 0; i < 2 * words; ++i) {
     if (w.rdna() && !(halves >> (i & 1) & 1)) continue;
     Coming& one = coming(waits, code + i / 2, i & 1);
     if (one.number <= waits.ended[one.counter]) continue;
     const Op& op = w.launch->ops[w.pc];
-    uint64_t lanes = one.lanes & (crosses_lanes(op, handlers()[op.handler].family) ? w.all : w.exec());
+    uint64_t lanes = one.lanes & among & (crosses_lanes(op, handlers()[op.handler].family) ? w.all : w.exec());
     if (!lanes) continue;
     one.number = 0;  // told once
     if (Coming& other = coming(waits, code + i / 2, ~i & 1); other.record == one.record) other.number = 0;

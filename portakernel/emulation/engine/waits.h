@@ -38,7 +38,8 @@ struct Waits {
 void issue(Wave& wave, const Op& op);
 // Before an instruction, where loads to scalar registers are on their way: says so where it uses one of them.
 void need_waited_scalars(Wave& wave, const Op& op, const VectorOp* vector);
-// Says so where one of these vector registers is on its way, or the halves of it that `halves` has a bit for.
-void need_waited(Wave& wave, unsigned code, unsigned words, unsigned halves = BOTH_HALVES);
+// Says so where one of these vector registers is on its way, or the halves of it that `halves` has a bit for, in some of
+// these lanes.
+void need_waited(Wave& wave, unsigned code, unsigned words, unsigned halves = BOTH_HALVES, uint64_t among = ~0ull);
 
 }  // namespace emu

@@ -56,7 +56,8 @@ struct Wave {
   // Of registers that hold what nobody wrote, scalar ones first: the instruction that it comes from.
   std::vector<uint32_t> origins;
   mutable uint32_t blamed = NO_OPERAND;  // the register that this instruction read so, by code
-  uint8_t* scratch;        // private memory: by lane
+  uint8_t *scratch, *scratch_held;   // private memory by lane, and for each of its bytes what was stored there
+  uint32_t* scratch_origins;         // for each of its words the instruction that a stored value comes from
   uint32_t scratch_bytes;  // of one lane
 
   uint64_t exec() const { return sgpr[EXEC] | (lanes == 64 ? uint64_t{sgpr[EXEC + 1]} << 32 : 0); }
@@ -129,7 +130,8 @@ struct Touch {
   uint32_t write_epoch = 0, read_epoch = 0;
   uint32_t write_record = 0, read_record = 0;
   uint8_t write_wave = NO_WAVE, read_wave = NO_WAVE;
-  bool several_read = false;
+  // Of what wrote: nothing but atomic operations, and those of several waves.
+  bool several_read = false, all_atomic = false, several_atomic = false;
 };
 
 // The dwords of memory that waves of a workgroup touched since the last barrier: what is older counts as free.
@@ -178,7 +180,8 @@ struct Workgroup {
   TouchedMemory memory_touched;
   bool checks_conflicts = false;
   std::vector<Wave> waves;
-  std::vector<uint8_t> scratch;
+  std::vector<uint8_t> scratch, scratch_held;
+  std::vector<uint32_t> scratch_origins;
   uint32_t epoch = 1;          // counts barriers
 };
 

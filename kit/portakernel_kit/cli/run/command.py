@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from portakernel.deciding.dispatcher import Dispatcher
     from portakernel.registry.kernel import Kernel
     from portakernel_kit.bench.operands import Operands
-    from portakernel_kit.cli.run.call import Count
-    from portakernel_kit.cli.run.results import Stated
-    from portakernel_kit.conformance.emulator import Emulator
+    from portakernel_kit.bench.question import Question
+    from portakernel_kit.cli.run.ran import Ran
+    from portakernel_kit.conformance.venue import Venue
 
 _MOST_FINDINGS = 20
 _LOOK_S = 0.2
+# Arguments and results in float64 beside their own, and what the reference has in between.
+_MEMORY_FACTOR = 16
 INTERRUPTED = 130  # as the command line ends then
 _T = TypeVar("_T")
 
@@ -55,7 +57,7 @@ def command(
     """Run one call of a kernel in the emulator of AMD's instructions: results, their error, findings, and counts.
 
     What no --input gives is drawn. Counts are of executed instructions and bytes, and no time. Exits with 0 when
-    nothing was found, 1 when something was, 130 when interrupted.
+    the results are within the op's tolerance and nothing was found, 1 when not, 130 when interrupted.
 
     For example:
 
@@ -67,6 +69,7 @@ def command(
     from portakernel.cli.output import page, print_json
     from portakernel.runtime import contract_of, dispatcher
     from portakernel_kit.cli.run.files import read_inputs
+    from portakernel_kit.cli.run.ran import run_call
     from portakernel_kit.conformance.runner import fresh_seed
 
     if emulate is None:
@@ -76,13 +79,20 @@ def command(
     tensors = read_inputs(contract_of(op), given or ())
     seed = fresh_seed() if seed is None else seed
     operands = _drawn(now, op, emulate, read_shapes(shape or ()) or {}, dtype or (), values, tensors, seed)
-    chosen, emulator = _chosen(now, op, emulate, operands, kernel)
-    ran = _interruptibly(lambda: _run(now, chosen, emulator, operands))
+    chosen, venue = _chosen(now, op, emulate, operands, kernel)
+    try:
+        ran = _interruptibly(lambda: run_call(now, chosen, venue, operands))
+    except KeyboardInterrupt:
+        if json:
+            print_json({"seed": seed, "kernel": chosen.name, "target": emulate, "interrupted": True})
+        else:
+            page().heading(f"Interrupted in the call of {chosen.name}, emulated on {emulate}, seed {seed}")
+        raise
     if json:
-        print_json({"seed": seed, **ran.to_json()})
+        print_json({"seed": seed, **ran.to_json(), "interrupted": False})
     else:
         _print(page(), ran, seed)
-    raise typer.Exit(1 if ran.findings or ran.stopped else 0)
+    raise typer.Exit(0 if ran.is_right else 1)
 
 
 def _drawn(
@@ -99,22 +109,49 @@ def _drawn(
     from portakernel_kit.bench.question import questions
     from portakernel_kit.cli.bench.requests import dtype_sets
 
-    asked = dtype_sets(dtypes) or ["bfloat16"]
+    floats = (dtype_name(tensor.dtype) for tensor in given.values() if tensor.dtype.is_floating_point)
+    asked = dtype_sets(dtypes) or [next(floats, "bfloat16")]
     if len(asked) > 1:
         raise ArgumentValueError("run: one call has one --dtype for all its arguments, or one for each, as x=float16")
     told = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    for name in shapes.keys() & told.keys():
+        if shapes[name] != told[name]:
+            raise ArgumentValueError(
+                f"run: {name} is {_size(shapes[name])} by --shape and {_size(told[name])} by --input: leave out one"
+            )
     types = {name: dtype_name(tensor.dtype) for name, tensor in given.items()}
     row = GridRow("run", {**shapes, **told}, dict(values), dtypes=types)
     arguments = Arguments(contract(op), now.registry)
     question = questions(op, [row], asked, now.registry.target(target))[0]
+    _check_memory(question)
     drawn = draw(question, arguments, torch.device("cpu"), seed)
     tensors = tuple(given.get(name, tensor) for name, tensor in zip(arguments.names, drawn.tensors, strict=True))
     arguments.check(tensors, drawn.values)
     return Operands(drawn.contract, arguments, tensors, drawn.values)
 
 
-def _chosen(now: Dispatcher, op: str, target: str, operands: Operands, name: str | None) -> tuple[Kernel, Emulator]:
-    """The kernel that is asked for, or the first in dispatch's order for the target that can be emulated.
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "a scalar"
+
+
+def _check_memory(question: Question) -> None:
+    """Refuses what this machine has no memory for, the reference's float64 included."""
+    from portakernel_kit.bench.traffic import FaultyOp
+
+    try:
+        needed = _MEMORY_FACTOR * question.cost.bytes
+    except FaultyOp:
+        return  # what it moves depends on numbers that are not drawn yet
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > has:
+        raise ArgumentValueError(
+            f"run: with the reference in float64 this call takes about {needed / 1e9:.0f} GB; this machine has "
+            f"{has / 1e9:.1f}. Give a smaller --shape: an emulated call of 4096x4096 takes seconds to minutes"
+        )
+
+
+def _chosen(now: Dispatcher, op: str, target: str, operands: Operands, name: str | None) -> tuple[Kernel, Venue]:
+    """The kernel that is asked for, or the first in dispatch's order for the target that can be emulated, and where.
 
     Raises:
         EmulationError: the target is not emulated, or tinygrad is not installed.
@@ -141,7 +178,7 @@ def _chosen(now: Dispatcher, op: str, target: str, operands: Operands, name: str
         if isinstance(venue, Venue) and venue.emulator is not None:
             refused = [rejection.text for rejection in _refused(now, one, venue, request)]
             if not refused:
-                return one, venue.emulator
+                return one, venue
             reasons.append(f"{one.name}: {'; '.join(refused)}")
         elif not isinstance(venue, Venue):
             reasons.append(f"{one.name}: {venue.reason}")
@@ -153,56 +190,6 @@ def _refused(now: Dispatcher, kernel: Kernel, venue: Any, request: Any) -> Any:
     from portakernel_kit.conformance.venue import refusals
 
     return refusals(now, kernel, venue, request)
-
-
-class _Ran:
-    """What one call came to."""
-
-    def __init__(self, kernel: Kernel, target: str) -> None:
-        self.kernel, self.target = kernel.name, target
-        self.results: list[Stated] = []
-        self.findings: list[str] = []
-        self.launches: list[str] = []
-        self.count: Count | None = None
-        self.stopped = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The run as JSON-ready data; stable."""
-        return {
-            "kernel": self.kernel,
-            "target": self.target,
-            "launches": self.launches,
-            "results": [result.to_json() for result in self.results],
-            "findings": self.findings,
-            "stopped": self.stopped,
-            "count": self.count.to_json() if self.count is not None else None,
-        }
-
-
-def _run(now: Dispatcher, kernel: Kernel, emulator: Emulator, operands: Operands) -> _Ran:
-    from portakernel.claims.request import Phase
-    from portakernel.emulation import FindingsError
-    from portakernel_kit.cli.run.call import Count, emulated_call
-    from portakernel_kit.cli.run.results import stated, truth_of
-
-    ran = _Ran(kernel, str(emulator.target))
-    truth = truth_of(operands)  # before the call, which may write its arguments
-    try:
-        (call,) = emulated_call(now, kernel, emulator, operands, (Phase.INFERENCE,))
-    except FindingsError as error:
-        ran.findings = [f"{one.kernel}: {finding}" for one in error.launches for finding in one.run.findings]
-        ran.launches = [_shape(one.kernel, one.grid, one.block) for one in error.launches]
-        ran.stopped = str(error).partition("\n")[0]
-        return ran
-    ran.results = stated(call.results, truth)
-    ran.findings = call.findings
-    ran.launches = [_shape(one.kernel, one.grid, one.block) for one in call.launches]
-    ran.count = Count.of(call.launches)
-    return ran
-
-
-def _shape(kernel: str, grid: tuple[int, ...], block: tuple[int, ...]) -> str:
-    return f"{kernel}: {'x'.join(map(str, grid))} workgroups of {'x'.join(map(str, block))} work items"
 
 
 def _interruptibly(run: Callable[[], _T]) -> _T:
@@ -236,14 +223,14 @@ def _leave() -> None:
     os._exit(INTERRUPTED)
 
 
-def _print(out: Page, ran: _Ran, seed: int) -> None:
+def _print(out: Page, ran: Ran, seed: int) -> None:
     from portakernel_kit.cli.run.count import NO_TIME, print_count
 
     out.heading(f"{ran.kernel}, emulated on {ran.target}, seed {seed}")
     for launched in ran.launches:
         out.line(launched, "faint", indent=2)
-    if ran.stopped:
-        out.line(ran.stopped, "bad", indent=2)
+    for line in ran.stopped.splitlines():
+        out.line(line, "bad", indent=2)
     rows = [
         (
             one.name, one.dtype, "x".join(map(str, one.shape)) or "scalar", _number(one.least), _number(one.mean),
@@ -260,6 +247,10 @@ def _print(out: Page, ran: _Ran, seed: int) -> None:
             "faint",
             indent=2,
         )
+    for problem in ran.problems:
+        out.line(f"wrong: {problem}", "bad", indent=2)
+    if rows and not ran.problems:
+        out.line("within the op's tolerance", "good", indent=2)
     out.line(f"findings: {len(ran.findings) or 'none'}", "bad" if ran.findings else "good", indent=2)
     for finding in ran.findings[:_MOST_FINDINGS]:
         out.line(finding, "bad", indent=4)

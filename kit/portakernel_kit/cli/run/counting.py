@@ -12,6 +12,7 @@ from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.emulation import EmulationError, FindingsError
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Target
+from portakernel_kit.bench.contenders import described_error
 from portakernel_kit.cli.run.call import Count, emulated_call, operands_of
 from portakernel_kit.cli.run.count import NO_TIME, print_count
 from portakernel_kit.conformance.offline_jobs import calls_of
@@ -65,6 +66,8 @@ def counted(
                 yield Counted(kernel.name, str(target), str(job), str(call.phase), Count.of(call.launches), told)
         except (EmulationError, FindingsError, CannotRun) as error:
             yield Counted(kernel.name, str(target), str(job), "", error=str(error))
+        except Exception as error:  # noqa: BLE001 - a kernel's own, which says nothing of the others
+            yield Counted(kernel.name, str(target), str(job), "", error=described_error(error))
 
 
 def print_counted(out: Page, counts: Sequence[Counted]) -> None:

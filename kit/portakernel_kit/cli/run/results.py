@@ -9,9 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from portakernel.calling.arguments import dtype_name
-from portakernel.claims.request import Phase
-from portakernel_kit.bench.operands import Operands
-from portakernel_kit.conformance.inputs import Inputs
 from portakernel_kit.conformance.truth import Truth, exact
 
 
@@ -37,22 +34,6 @@ class Stated:
     def to_json(self) -> dict[str, Any]:
         """The statement as JSON-ready data; stable."""
         return {**asdict(self), "shape": list(self.shape)}
-
-
-def truth_of(operands: Operands) -> Truth:
-    """The reference in float64 on the call's own inputs, as they are now.
-
-    Raises:
-        OpFault: the reference cannot say it.
-    """
-    made = operands.arguments.at(operands.values)
-    leading: tuple[int, ...] = ()
-    for argument, tensor in zip(made.tensors, operands.tensors, strict=True):
-        if argument.leading is not None and tensor is not None:
-            leading = tuple(tensor.shape[: tensor.dim() - len(argument.fixed)])
-            break
-    parameters = dict(zip(operands.arguments.parameters, operands.values, strict=True))
-    return Truth.of(Inputs(made, operands.tensors, parameters, operands.request(Phase.INFERENCE).dims, leading))
 
 
 def stated(results: Sequence[Tensor], truth: Truth) -> list[Stated]:

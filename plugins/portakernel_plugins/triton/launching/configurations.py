@@ -48,7 +48,7 @@ class Configuration:
 
 @cache
 def entries() -> Mapping[str, list[dict[str, Any]]]:
-    """What the file says, by kernel; an entry ``as: KERNEL`` stands for all of that one's."""
+    """What the file says, by kernel; an entry ``as: KERNEL`` stands for all of that one's, ``always`` is of all others."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a first call waits for it, and the other takes 50 ms more
     found: dict[str, list[dict[str, Any]]] = yaml.load(PATH.read_text(encoding="utf-8"), Loader=loader)
     return {
@@ -89,11 +89,13 @@ def configured(
         and element_bytes <= entry.get("element_bytes", element_bytes)
         and unit <= entry.get("unit", unit)
     ]
+    always = {name: value for entry in here for name, value in entry.get("always", {}).items()}
+    here = [entry for entry in here if "always" not in entry]
     entry = next((entry for entry in here if size <= entry.get("up_to", size)), here[-1])
     columns = 1 << (size - 1).bit_length()
     warps = min(entry["warps"], _MAX_THREADS // processor.warp_size)
     elements = max(entry.get("elements", 1), 1)
-    options = {"num_warps": warps, **entry.get("options", {})}
+    options = {"num_warps": warps, **always, **entry.get("options", {})}
     programs = processor.multiprocessors * max(1, entry.get("resident_warps", warps) // warps)
     rows = max(1, elements // columns)
     return Configuration(size, columns, rows, elements, programs, entry.get("blocks", 1), options)
