@@ -87,7 +87,7 @@ class Counted:
 
 
 def candidates(kernel: str, size: int, target: Processor, element_bytes: int, unit: int) -> Iterator[dict[str, Any]]:
-    """The entry that serves ``size``; others of the kernel, and whole rows, of which a lane holds no more than it may."""
+    """The entry that serves ``size``; others, and whole rows, of which a lane holds no more than it may."""
     chosen = configured(kernel, target, bucket(size), element_bytes, unit)
     seen: set[tuple[int, ...]] = set()
     resident = chosen.warps * chosen.programs // target.multiprocessors

@@ -1,7 +1,7 @@
 """A row's bits do not depend on others, on AMD too, where a program has several rows of a norm.
 
-LLVM contracts products and sums of some of a program's rows and of others not (gfx942: a square and the sum that it goes
-into, but not where two rows are multiplied at once), so that these kernels are compiled without contraction.
+LLVM contracts products and sums of some of a program's rows and of others not (gfx942: a square and the sum that it
+goes into, but not where two rows are multiplied at once), so that these kernels are compiled without contraction.
 """
 
 import pytest

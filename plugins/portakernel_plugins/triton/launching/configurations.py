@@ -48,7 +48,7 @@ class Configuration:
 
 @cache
 def entries() -> Mapping[str, list[dict[str, Any]]]:
-    """What the file says, by kernel; an entry ``as: KERNEL`` stands for all of that one's, ``always`` is of all others."""
+    """What the file says, by kernel; ``as: KERNEL`` stands for all of that one's, ``always`` is of every entry."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a first call waits for it, and the other takes 50 ms more
     found: dict[str, list[dict[str, Any]]] = yaml.load(PATH.read_text(encoding="utf-8"), Loader=loader)
     return {
