@@ -167,10 +167,10 @@ def test_a_part_of_heads_is_a_call_of_its_own(monkeypatch, op, sizes):
     dtypes = {name: "float32" if len(shape) > 2 else "int32" for name, shape in sizes.items()}
     job = Job(op, "inference", sizes, dtypes, "eager/cold")
     found = operands(job, 1)[0]
-    part = parts.some(judging._inputs(found))
+    part = parts.some(judging.inputs_of(found))
     assert part is not None
     assert part.share == 3 / 8
-    assert part.inputs(judging._inputs(found)).dims["H"] == 3
+    assert part.inputs(judging.inputs_of(found)).dims["H"] == 3
     assert judged(job).verdict is Verdict.RIGHT
     assert judged(job, lambda out: out * 1.01).verdict is Verdict.WRONG
 
