@@ -28,6 +28,7 @@ pytestmark = [
 
 # Behind the end of the code, between instructions, and behind a branch of LLVM's whose condition is a constant.
 NEVER = frozenset({"s_code_end", "s_nop", "s_branch"})
+BLOCK = 64
 NARROW = ((0, 5), (1000, 7), ((1 << 32) - 1, 3), (5, (1 << 32) - 1))
 
 
@@ -36,6 +37,12 @@ def divide(numerator, denominator, out):
     quotient = numerator // denominator
     tl.store(out, quotient)
     tl.store(out + 1, numerator - quotient * denominator)
+
+
+@triton.jit
+def divide_each(numerators, denominators, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(numerators + at) // tl.load(denominators + at))
 
 
 def truncated(numerator: int, denominator: int) -> list[int]:
@@ -50,6 +57,18 @@ def run(arch: str, numerator: int, denominator: int):
     ran = emulate(code, "divide", (1,), (4 * wave_size(arch),), given, arch, dynamic_lds=shared)
     assert ran.clean, ran.findings
     return ran, out.tolist()
+
+
+def run_each(arch: str, pairs):
+    """All pairs at once, each in a lane of its own, as kernels divide the numbers of a block's elements."""
+    code, shared = compiled(divide_each, ("*i64", "*i64", "*i64"), (("BLOCK", BLOCK),), arch)
+    numerators, denominators = (torch.tensor([*side, *[1] * (BLOCK - len(side))]) for side in zip(*pairs, strict=True))
+    out = torch.zeros(BLOCK, dtype=torch.int64)
+    given = [numerators, denominators, out, None, None]
+    ran = emulate(code, "divide_each", (1,), (4 * wave_size(arch),), given, arch, dynamic_lds=shared)
+    assert ran.clean, ran.findings
+    assert out[: len(pairs)].tolist() == [truncated(*pair)[0] for pair in pairs]
+    return ran
 
 
 @functools.cache
@@ -81,6 +100,9 @@ def test_integers_are_divided_as_python_divides_them_and_every_instruction_of_bo
             executed.update(ran.executed)
     assert wide - narrow
     assert narrow | wide >= ran.present - NEVER
+    ran = run_each(arch, (*NARROW, *operands()))
+    wide.update(ran.executed)
+    assert wide >= ran.present - NEVER
     here = str(Path(__file__).relative_to(Path(__file__).parents[2]))
     said = {name for reason in reasons() if reason.test == here for name in reason.instructions}
     never = next((row["never"] for row in recorded()["coverage"] if row["target"] == f"amd:{arch}"), {})
