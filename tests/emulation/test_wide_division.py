@@ -40,7 +40,7 @@ def divide(numerator, denominator, out):
 
 
 @triton.jit
-def divide_each(numerators, denominators, out, BLOCK: tl.constexpr):
+def divide_each(numerators, denominators, out, BLOCK: tl.constexpr):  # noqa: N803
     at = tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(numerators + at) // tl.load(denominators + at))
 
