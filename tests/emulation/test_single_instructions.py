@@ -86,6 +86,15 @@ def test_mode_rounds_float32_sums_up_down_and_to_zero(mode, direction):
     assert equal(ran.vgpr(2, np.float32), expected.astype(np.float32))
 
 
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
+@pytest.mark.parametrize(("mode", "bits"), [(0xF0, 0x6801), (0xFC, 0x6800)])
+def test_a_mixed_sum_is_rounded_once(arch, mode, bits):
+    """2050 less 2**-60 is no float64: to zero it is 2048, as neighbours lie 2 apart."""
+    a, one, c = (np.full(lanes(arch), value, np.float32) for value in (2050, 1, -(2.0**-60)))
+    ran = run_single(arch, "v_fma_mixlo_f16 v3, v0, v1, v2", vgprs={0: a, 1: one, 2: c, 3: 0 * a}, mode=mode)
+    assert (ran.vgpr(3) == bits).all()
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     ("text", "compute"),

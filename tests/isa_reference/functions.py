@@ -122,10 +122,11 @@ def _fma_scaled(e: Evaluator, a: Value, b: Value, c: Value) -> Value:
     product = floats.multiply_exact(floats.exact(a.bits, form), floats.exact(b.bits, form))
     sign, m, at = floats.add_exact(product, floats.exact(c.bits, form), down=e.rounding(form) == floats.DOWN)
     by = 64 if form is F32 else 128
-    if form is F64 and m.bit_length() + at > form.bias + 1:  # the sum overflows before it is scaled
-        return _like(a, floats.multiply(plain, floats.rounded((0, 1, -by), form), form, e.rounding(form)))
     large = c.bits >> form.mantissa & ((1 << form.exponent) - 1) > form.bias
-    made = floats.rounded((sign, m, at + (by if large else -by)), form, e.rounding(form))
+    by = by if large else -by
+    if form is F64 and m.bit_length() + at > form.bias + 1:  # the sum overflows before it is scaled
+        return _like(a, floats.multiply(plain, floats.rounded((0, 1, by), form), form, e.rounding(form)))
+    made = floats.rounded((sign, m, at + by), form, e.rounding(form))
     return _like(a, e.modes.given(made, form))
 
 

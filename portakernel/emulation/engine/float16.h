@@ -18,6 +18,16 @@ inline float from_half(uint32_t h) {
   return float_of(sign | bits_of(float_of(magnitude << 13) * 0x1p112f));
 }
 
+// a * b + c in double, with the last bit odd where that is not exact: rounding it once more is rounding once.
+inline double sum_to_odd(float a, float b, float c) {
+  double product = static_cast<double>(a) * b, sum = product + c, part = sum - product;
+  double error = (product - (sum - part)) + (c - part);
+  uint64_t bits = bits_of(sum);
+  if (error == 0 || !std::isfinite(sum) || bits & 1) return sum;
+  bool away = (error > 0) == (sum > 0);
+  return double_of(away ? bits + 1 : bits - 1);
+}
+
 // How the last bit is rounded: MODE's two bits.
 enum Rounding : uint32_t { to_nearest = 0, up = 1, down = 2, to_zero = 3 };
 

@@ -77,10 +77,7 @@ float mixed(const Alu& s, int i, int l) {
   if (s.op->neg_hi >> i & 1) v = std::fabs(v);
   return s.op->neg >> i & 1 ? -v : v;
 }
-double mixed_sum(const Alu& s, int l) {
-  // a product of float32 is exact in double, and so is that of float16 and what is added
-  return std::fma(static_cast<double>(mixed(s, 0, l)), static_cast<double>(mixed(s, 1, l)), static_cast<double>(mixed(s, 2, l)));
-}
+double mixed_sum(const Alu& s, int l) { return sum_to_odd(mixed(s, 0, l), mixed(s, 1, l), mixed(s, 2, l)); }
 float clamped(const Alu& s, float v) { return s.op->clamp ? v > 0 ? std::min(v, 1.0f) : 0.0f : v; }
 
 void mix32(Alu& s) {

@@ -21,16 +21,6 @@ float out(double a) { return flush(static_cast<float>(a)); }
 int exponent(float a) { return static_cast<int>(bits_of(a) >> 23 & 0xff); }
 int exponent(double a) { return static_cast<int>(bits_of(a) >> 52 & 0x7ff); }
 
-// a * b + c in double, with the last bit odd where that is not exact: rounding it once more is rounding once.
-double sum_to_odd(float a, float b, float c) {
-  double product = static_cast<double>(a) * b, sum = product + c, part = sum - product;
-  double error = (product - (sum - part)) + (c - part);
-  uint64_t bits = bits_of(sum);
-  if (error == 0 || !std::isfinite(sum) || bits & 1) return sum;
-  bool away = (error > 0) == (sum > 0);
-  return double_of(away ? bits + 1 : bits - 1);
-}
-
 // (a * b + c) * 2^128 or 2^-128, rounded once: where that is subnormal, from a sum whose last bit is odd if inexact.
 double fma_scaled(double a, double b, double c) {
   double r = std::fma(a, b, c), scale = exponent(c) > 1023 ? 0x1p128 : 0x1p-128;
