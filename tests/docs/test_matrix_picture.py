@@ -109,7 +109,8 @@ def test_a_click_on_a_cell_an_op_an_architecture_and_a_vendor_leaves_their_rows(
         assert matrix.evaluate("location.hash") == f"#{urlencode(choice)}"
         rows = matrix.locator("tr[data-kernel]:visible").count()
         assert matrix.locator("#count").inner_text().startswith(f"{rows} of ")
-    matrix.go_back()
+    matrix.go_back()  # the page hears of it a moment later
+    matrix.locator(f'a[aria-current="true"][aria-label="all of {claim["vendor"]} {claim["arch"]}"]').wait_for()
     before = {"vendor": claim["vendor"], "arch": claim["arch"]}
     assert shown(matrix, before) == expected(before)
     matrix.get_by_role("button", name="Show all").click()
