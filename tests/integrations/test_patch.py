@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cxx import needs_cxx
 from torch import Tensor, nn
 
 import portakernel
@@ -125,6 +126,7 @@ def test_masks_of_attention_are_served(rank: int, causal: bool) -> None:
     assert outcomes(patched) == SERVED
 
 
+@needs_cxx
 def test_a_compiled_model_is_served_whole() -> None:
     model, x = Block(), torch.randn(3, 5, 16)
     wanted = model(x)

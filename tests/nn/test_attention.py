@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cxx import needs_cxx
 from torch.nn import functional
 
 from portakernel import nn
@@ -99,6 +100,7 @@ def test_gradients_are_those_of_torch_s_module() -> None:
         torch.testing.assert_close(got.grad.double(), wanted.grad, rtol=1e-4, atol=1e-4)
 
 
+@needs_cxx
 def test_a_whole_graph_compiles() -> None:
     module, x = nn.Attention(16, 2, causal=True), torch.randn(5, 2, 16)
     torch.testing.assert_close(torch.compile(module, fullgraph=True)(x), module(x), **CLOSE)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cxx import needs_cxx
 
 import portakernel
 from portakernel import nn
@@ -75,6 +76,7 @@ def test_gradients_are_those_of_the_formula(ours: Any, theirs: Any, shape: tuple
         torch.testing.assert_close(got.grad.double(), wanted.grad, rtol=1e-5, atol=1e-5)
 
 
+@needs_cxx
 @pairs
 @pytest.mark.parametrize("shape", [(16,), (2, 8)], ids=str)
 def test_a_whole_graph_compiles_and_names_its_op(ours: Any, theirs: Any, shape: tuple[int, ...]) -> None:

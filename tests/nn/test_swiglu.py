@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from cxx import needs_cxx
 from torch.nn import functional
 
 from portakernel import nn
@@ -48,6 +49,7 @@ def test_a_hook_on_a_projection_is_called_in_inference_too() -> None:
     assert seen == [(2, 8)]
 
 
+@needs_cxx
 def test_a_whole_graph_compiles() -> None:
     module, x = nn.SwiGLU(8, 16), torch.randn(3, 8)
     torch.testing.assert_close(torch.compile(module, fullgraph=True)(x), module(x))

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
+from cxx import needs_cxx
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -107,6 +108,7 @@ class Said(CustomGraphPass):
         return None  # no graph comes out of a cache
 
 
+@needs_cxx
 def test_what_aot_compile_traces_in_inference_mode_is_chosen_too(ops):
     """Engines compile so; the mode, which torch.compile leaves before it compiles, keeps autograd out (torch 2.13)."""
     if not hasattr(torch._dynamo.config, "enable_aot_compile"):
