@@ -17,6 +17,7 @@ from portakernel.words.target import Target
 
 # The mode that results are in; what `matrix.proofs` takes for a kernel that was emulated.
 MODE = "emulated"
+LAUNCHED_NOTHING = "the call launched nothing: no machine code was emulated"
 # Tensors of the cases: an emulator does some ten million lane instructions a second, and a case makes a dozen calls.
 MOST_ELEMENTS = 1 << 15
 # So many calls of one kernel may not come to their end; its others are then left out: each costs as much again.

@@ -19,6 +19,7 @@ from portakernel_kit.conformance.autograd import Autograd
 from portakernel_kit.conformance.boundary import boundary_count, boundary_outcomes
 from portakernel_kit.conformance.claims import accepted, case_dtypes, cases_at_limits, elements
 from portakernel_kit.conformance.coverage import shared_by_rows, uncovered
+from portakernel_kit.conformance.emulator import LAUNCHED_NOTHING
 from portakernel_kit.conformance.gradients import Backward
 from portakernel_kit.conformance.graph import Graph, capture_cuda
 from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator, is_present
@@ -326,7 +327,7 @@ class Suite:
             found.append(outcome)
             yield outcome
         if self.venue.emulator and self.venue.emulator.launched == before_it and forward.calls and forward.computes():
-            yield Outcome("claim", "failed", "the call launched nothing: no machine code was emulated")
+            yield Outcome("claim", "failed", LAUNCHED_NOTHING)
         backward = Backward(trial, generator(self.seed, unit.name, "gradients"))
         for outcome in backward.outcomes() if case.backward else ():
             found.append(outcome)

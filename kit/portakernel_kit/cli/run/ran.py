@@ -15,6 +15,7 @@ from portakernel.registry.kernel import Kernel
 from portakernel_kit.bench.operands import Operands
 from portakernel_kit.cli.run.call import Count, emulated_call
 from portakernel_kit.cli.run.results import Stated, stated
+from portakernel_kit.conformance.emulator import LAUNCHED_NOTHING
 from portakernel_kit.conformance.forward import Forward
 from portakernel_kit.conformance.trial import Trial
 from portakernel_kit.conformance.venue import Venue
@@ -84,7 +85,7 @@ def run_call(now: Dispatcher, kernel: Kernel, venue: Venue, operands: Operands) 
     ran.launches = [_launch(one) for one in call.launches]
     ran.count = Count.of(call.launches)
     if not call.launches and Forward(trial, [results]).computes():
-        ran.stopped = "the call launched nothing: no machine code was emulated"
+        ran.stopped = LAUNCHED_NOTHING
     return ran
 
 
