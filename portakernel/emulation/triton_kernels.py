@@ -22,7 +22,7 @@ from portakernel.tensors.diversion import diverted
 from portakernel.triton_launch import fingerprint
 from portakernel.triton_launch.cache_folder import FOLDER
 from portakernel.triton_launch.descriptors import is_descriptor, tensor_of
-from portakernel.triton_launch.launch import OPTIONS, hash_helpers
+from portakernel.triton_launch.launch import hash_helpers, with_options
 from portakernel.triton_launch.offline import MULTIPROCESSORS, PretendedDriver, gpu_target
 from portakernel.triton_launch.plain import bound, taking_plain_launches
 from portakernel.triton_launch.processor import Processor, pretending
@@ -51,7 +51,7 @@ def taking_triton_launches(session: Session) -> Iterator[None]:
         _launch(session, kernel, grid, args, meta)
 
     def take(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
-        _launch(session, kernel, grid, args, {**OPTIONS, **meta})
+        _launch(session, kernel, grid, args, with_options(meta))
 
     processor = Processor(session.target.arch, MULTIPROCESSORS, gpu.warp_size)
     with pretending(processor, take), diverted(take), taking_plain_launches(take_plain):

@@ -66,6 +66,11 @@ def _understood(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in meta.items() if name != "launch_pdl" or value}
 
 
+def with_options(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What a kernel is compiled with: every launch's options, but where ``meta`` says otherwise."""
+    return {**OPTIONS, **meta}
+
+
 def in_graphs(kernel: Any, **meta: Any) -> None:
     """From now on ``kernel`` has these compile-time values where a compiled graph records it, whatever its launch says.
 
@@ -108,11 +113,11 @@ def _launch_anew(parameter: str | None, held: Held, grid: tuple[int, int], args:
 def _launched(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> Any:
     """Triton's own launch, which compiles what its cache lacks; the compiled kernel."""
     try:
-        return kernel[grid](*args, **{**OPTIONS, **meta})
+        return kernel[grid](*args, **with_options(meta))
     except OSError as error:
         if not FOLDER.recover(error):
             raise
-        return kernel[grid](*args, **{**OPTIONS, **meta})
+        return kernel[grid](*args, **with_options(meta))
 
 
 def hash_helpers(kernel: Any) -> None:

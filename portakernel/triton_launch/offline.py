@@ -32,7 +32,7 @@ from portakernel.claims.capability import CannotRun
 from portakernel.offline.compiled import Compiled
 from portakernel.triton_launch import fingerprint
 from portakernel.triton_launch.cache_folder import FOLDER
-from portakernel.triton_launch.launch import OPTIONS, hash_helpers
+from portakernel.triton_launch.launch import hash_helpers, with_options
 from portakernel.triton_launch.plain import taking_plain_launches
 from portakernel.triton_launch.processor import Processor, pretending
 from portakernel.words.target import Target
@@ -120,7 +120,7 @@ class _Recorder:
     read: bool
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
-        self.plain(kernel, grid, args, {**OPTIONS, **meta})
+        self.plain(kernel, grid, args, with_options(meta))
 
     def plain(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
         """Takes a launch by Triton itself, which has no options but its own."""
@@ -157,7 +157,7 @@ class _Search:
     records: list[Compiled]
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
-        self.plain(kernel, grid, args, {**OPTIONS, **meta})
+        self.plain(kernel, grid, args, with_options(meta))
 
     def plain(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
         """Takes a launch by Triton itself, which has no options but its own."""
