@@ -86,7 +86,7 @@ def _leave_launches_to_triton() -> None:
     launch = importlib.import_module("portakernel.triton_launch.launch")
 
     def plain(kernel: Any, grid: Any, *args: Any, parameter: str | None = None, **meta: Any) -> None:
-        kernel[grid](*args, **launch.OPTIONS, **meta)
+        kernel[grid](*args, **launch.with_options(meta))
 
     for name, module in list(sys.modules.items()):
         if name.startswith("portakernel_plugins.triton.") and module is not launch and hasattr(module, "launch"):
